@@ -1,0 +1,40 @@
+# Two commands matter: `make up` (the whole cluster, one answer) and `make test`.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+PYTEST_ARGS ?=
+
+.PHONY: help up test lint proto install clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+# torch first and pinned: any other order pulls several gigabytes of CUDA packages onto a CPU machine.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvrelay needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing pinned dependencies into $(VENV) (about two minutes, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+install: $(VENV)/.installed ## create .venv with everything in it
+
+up: install ## start the cluster and stream one answer; ONCE="PROMPT" answers it and exits
+	@$(BIN)/kvrelay up $(if $(ONCE),--once "$(ONCE)") $(ARGS)
+
+test: install lint ## lint, then the whole suite
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: install ## ruff, mypy strict, import-linter
+	@$(BIN)/ruff check services kernels loadtest tests
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+proto: install ## regenerate services/kvrelay/pb from proto/
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=services --pyi_out=services --grpc_python_out=services proto/kvrelay/pb/*.proto
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,48 @@
+"""The counter between the front doors (HTTP, gRPC) and the kitchen (coordinator): all that a front door may use."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvrelay.core.config import RouterSettings
+from kvrelay.core.output import GenerateRequest, Output
+from kvrelay.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    served_name: str
+    max_context: int
+    """Tokens of the longest sequence that the attached decode side accepts; 0 while nothing is attached."""
+    created: int
+    """Unix seconds, for `/v1/models`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    ready: bool
+    reason: str
+    """Why not, for a person who has to do something about it; empty when ready."""
+
+
+class FrontDoor(Protocol):
+    @property
+    def settings(self) -> RouterSettings: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def model_card(self) -> ModelCard: ...
+
+    def readiness(self) -> Readiness: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        """Started, then Delta and ChoiceFinished per choice, then Summary.
+
+        Raises KvrelayError: before the first output for everything that can be known then (never fits, no room),
+        later only when deadline or attempts are spent. Closing the iterator (or cancelling its task) cancels the
+        request on every worker.
+        """
+        ...
