@@ -29,7 +29,7 @@ test: install lint ## lint, then the whole suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: install ## ruff, mypy strict, import-linter
-	@$(BIN)/ruff check services kernels loadtest tests
+	@$(BIN)/ruff check services kernels tests
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
