@@ -35,6 +35,7 @@ class Tokenizer:
         self._template = template
         vocab = self._plain.get_vocab(with_added_tokens=True)
         self._bytes = token_bytes_table(description, vocab)
+        self._longest = max(1, *map(len, self._bytes), *(len(token["content"].encode()) for token in added))
         self._bos_prefix = _bos_prefix(self._plain)
         token = vocab.get(bos_token) if bos_token else None
         self.bos_id: int | None = token if token is not None else next(iter(self._bos_prefix), None)
@@ -53,6 +54,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Ids below it belong to the tokenizer; a model may pad its embedding beyond."""
         return len(self._bytes)
+
+    @property
+    def longest_token_bytes(self) -> int:
+        """No token stands for more: a text of B bytes has at least B / this many tokens."""
+        return self._longest
 
     @property
     def has_chat_template(self) -> bool:
