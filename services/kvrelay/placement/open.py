@@ -1,0 +1,98 @@
+"""From a URL to a registry.
+
+    (empty)                                      this process's memory
+    redis://[user:password@]host:port/db         one server; rediss:// with TLS
+    redis+sentinel://host:port,host:port/NAME    the current master of NAME, asked anew for every connection
+    redis+cluster://[user:password@]host:port    a Redis cluster; rediss+cluster:// with TLS
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from kvrelay.core.clock import Clock
+from kvrelay.core.config import PlacementSettings
+from kvrelay.core.errors import ConfigError
+from kvrelay.placement.guarded import MAX_CALLS, BreakerWatch, GuardedRegistry
+from kvrelay.placement.memory import MemoryRegistry
+from kvrelay.placement.redis_registry import RedisRegistry
+from kvrelay.placement.registry import Registry
+
+MAX_CONNECTIONS = 2 * MAX_CALLS
+"""Calls under way, calls being cancelled, the subscription. `GuardedRegistry` never asks for more."""
+SCHEMES = "redis://, rediss://, redis+sentinel://, rediss+sentinel://, redis+cluster://, rediss+cluster://"
+
+
+def open_registry(settings: PlacementSettings, clock: Clock, watch: BreakerWatch | None = None) -> Registry:
+    """Connects on first use. Call from the event loop that will use it; close it when done. Raises ConfigError."""
+    if not settings.redis_url:
+        return MemoryRegistry(settings, clock)
+    return GuardedRegistry(open_redis(settings), clock, settings.call_timeout_s, watch)
+
+
+def open_redis(settings: PlacementSettings) -> RedisRegistry:
+    """Redis without the breaker: raises for every trouble."""
+    url = settings.redis_url
+    scheme = url.partition("://")[0]
+    if scheme not in {part.removesuffix("://") for part in SCHEMES.split(", ")}:
+        raise ConfigError(f"placement.redis_url {_shown(url)!r}: expected one of {SCHEMES}")
+    options = _options(settings)
+    try:
+        if scheme.endswith("+sentinel"):
+            return RedisRegistry(_sentinel(url, options), settings)
+        plain = url.replace("+cluster", "", 1)
+        if scheme.endswith("+cluster"):
+            return RedisRegistry(RedisCluster.from_url(plain, max_connections=MAX_CONNECTIONS, **options), settings)
+        return RedisRegistry(Redis.from_pool(ConnectionPool.from_url(plain, **_pooled(options))), settings)
+    except ValueError as error:
+        raise ConfigError(f"placement.redis_url {_shown(url)!r}: {error}") from error
+
+
+def _options(settings: PlacementSettings) -> dict[str, Any]:
+    return {
+        "socket_timeout": settings.call_timeout_s,
+        "socket_connect_timeout": settings.call_timeout_s,
+        "socket_keepalive": True,
+        # RESP2: works with every server, and no unasked message ever comes between a question and its answer.
+        "protocol": 2,
+    }
+
+
+def _pooled(options: dict[str, Any]) -> dict[str, Any]:
+    """One quiet retry, on a new connection: a server that restarted leaves dead connections in the pool."""
+    retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+    return {**options, "max_connections": MAX_CONNECTIONS, "retry": retry}
+
+
+def _sentinel(url: str, options: dict[str, Any]) -> Redis:
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    name, _, db = parts.path.strip("/").partition("/")
+    if not name or not all(hosts):
+        raise ConfigError(f"placement.redis_url {_shown(url)!r}: write redis+sentinel://host:26379,host:26379/MASTER")
+    nodes = [(host, int(port or 26379)) for host, _, port in (entry.partition(":") for entry in hosts)]
+    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    sentinel = Sentinel(nodes, sentinel_kwargs=dict(options))  # type: ignore[no-untyped-call]
+    client: Redis = sentinel.master_for(
+        name,
+        db=int(db or 0),
+        username=unquote(user) or None,
+        password=unquote(password) or None,
+        ssl=parts.scheme.startswith("rediss"),
+        **_pooled(options),
+    )
+    return client
+
+
+def _shown(url: str) -> str:
+    """Without the password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
