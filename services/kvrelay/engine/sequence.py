@@ -1,0 +1,78 @@
+"""One sequence of tokens on its way through the engine.
+
+    WAITING ──admitted──▶ RUNNING ──stop│length──▶ ENDED                         LOCAL
+    WAITING ──admitted──▶ RUNNING ──prompt computed──▶ SENDING ──ended──▶ ENDED  SEND
+    [WAITING] ──blocks──▶ RESERVED ──committed──▶ RUNNING ──stop│length──▶ ENDED RECEIVE (only replays wait)
+
+    from everywhere: cancel, deadline, failure ──▶ ENDED
+
+A fresh prompt with n choices is one sequence with n choices until their first tokens are drawn (or committed);
+then it is forked into n sequences with one choice each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvrelay.core.ids import Choice, SeqKey, TokenId, TransferId
+from kvrelay.core.request import Leg, Start
+from kvrelay.kvcache.cache import BlockTable
+
+
+class SeqState(Enum):
+    WAITING = "waiting"
+    RESERVED = "reserved"
+    RUNNING = "running"
+    SENDING = "sending"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Written by the engine thread only. `num_computed` chases `len(tokens)`: that is all a step has to know."""
+
+    start: Start
+    leg: Leg
+    """Of the start, except that a SEND with one token left to draw has nothing to send and is LOCAL."""
+    choices: list[Choice]
+    """Those that have not ended yet."""
+    tokens: list[TokenId]
+    table: BlockTable
+    stops: frozenset[int]
+    """Token ids that end a choice from index `min_tokens` on."""
+    arrived_at: float
+    deadline: float
+    """Both in seconds of the engine's clock."""
+    state: SeqState = SeqState.WAITING
+    num_computed: int = 0
+    num_cached: int = 0
+    """Tokens whose KV was found in the prefix cache at admission."""
+    scheduled_at: float | None = None
+    """When the first chunk was scheduled."""
+    has_spoken: bool = False
+    """Its first token of this attempt has been told: the next ones are plain `Tokens`."""
+    keys: dict[Choice, SeqKey] = field(default_factory=dict)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens whose KV is still to be computed."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_prompt(self) -> int:
+        return self.start.num_prompt
+
+    @property
+    def next_index(self) -> int:
+        """Output index of the next token to be drawn."""
+        return len(self.tokens) - self.start.num_prompt
+
+    @property
+    def transfer_id(self) -> TransferId:
+        transfer_id = self.start.transfer_id
+        assert transfer_id is not None, "a leg without a transfer has no transfer id"
+        return transfer_id
+
+    def key(self, choice: Choice) -> SeqKey:
+        return self.keys[choice]
