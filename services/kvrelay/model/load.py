@@ -1,0 +1,92 @@
+"""A model directory and settings in, everything a worker wires together out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvrelay.core.config import EngineSettings, ModelSettings
+from kvrelay.core.errors import ConfigError
+from kvrelay.core.handoff import KvIdentity
+from kvrelay.core.kv import KvLayout
+from kvrelay.core.progress import NullProgress, Progress
+from kvrelay.model.device import choose_device, choose_dtype, choose_num_blocks
+from kvrelay.model.identity import identify
+from kvrelay.model.rope import RopeTable
+from kvrelay.model.runner import TorchRunner
+from kvrelay.model.sampler import Sampler
+from kvrelay.model.spec import DecoderSpec, read_spec
+from kvrelay.model.storage import DTYPES, KvStorage, capacity_line
+from kvrelay.model.vocabulary import count_tokens
+from kvrelay.model.weights import load_weights
+from kvrelay_kernels.dispatch import ops_for
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    runner: TorchRunner
+    storage: KvStorage
+    identity: KvIdentity
+    layout: KvLayout
+    spec: DecoderSpec
+    num_blocks: int
+    max_context: int
+    """Longest sequence that both the model and the pool (less one block to grow into) can hold."""
+    num_tokens: int
+    """Ids the tokenizer knows."""
+    eos_token_ids: frozenset[int]
+    served_name: str
+    dtype: str
+
+    @property
+    def capacity(self) -> str:
+        return capacity_line(self.layout, self.num_blocks, self.spec.max_context)
+
+
+def served_name(settings: ModelSettings, directory: Path) -> str:
+    """`--served-name`, else the last part of the path the user gave; the demo is known by its own name."""
+    if settings.served_name:
+        return settings.served_name
+    return directory.name if settings.path == "demo" else settings.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def load(
+    directory: Path, model: ModelSettings, engine: EngineSettings, *, threads: int = 0, progress: Progress | None = None
+) -> LoadedModel:
+    """`threads` > 0 sets torch's compute threads for the process. Raises ConfigError with what cannot work."""
+    if threads > 0:
+        torch.set_num_threads(threads)
+    device = choose_device()
+    dtype = choose_dtype(model.dtype, device)
+    ops = ops_for(device)
+    spec = read_spec(directory)
+    num_tokens = min(count_tokens(directory), spec.vocab)
+    layout = KvLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, engine.block_size, dtype)
+    context = _context(spec, model)
+    with torch.inference_mode():
+        weights = load_weights(directory, spec, DTYPES[dtype], device, ops, progress or NullProgress())
+        rope = RopeTable(spec.rope, spec.head_dim, context, device)
+    num_blocks = choose_num_blocks(engine, layout, device)
+    storage = KvStorage(layout, num_blocks, device, ops)  # outside: other threads write into it
+    sampler = Sampler(ops, num_tokens, spec.eos_token_ids)
+    return LoadedModel(
+        runner=TorchRunner(spec, weights, storage, rope, sampler, ops),
+        storage=storage,
+        identity=identify(directory, spec, layout),
+        layout=layout,
+        spec=spec,
+        num_blocks=num_blocks,
+        max_context=min(context, (num_blocks - 1) * engine.block_size),
+        num_tokens=num_tokens,
+        eos_token_ids=spec.eos_token_ids,
+        served_name=served_name(model, directory),
+        dtype=dtype,
+    )
+
+
+def _context(spec: DecoderSpec, model: ModelSettings) -> int:
+    if model.max_context > spec.max_context:
+        raise ConfigError(f"`model.max_context` is {model.max_context}; the model itself ends at {spec.max_context}")
+    return model.max_context or spec.max_context
