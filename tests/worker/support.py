@@ -96,26 +96,32 @@ class RouterEnd:
         self.router_id = router_id
         self.channel = open_channel(address)
         self.call: Any = worker_pb2_grpc.WorkerStub(self.channel).Attach()
+        self._writing = asyncio.Lock()
         self.num_event_messages = 0
         self.receivers: dict[SeqKey, tuple[Receiver, ...]] = {}
 
+    async def write(self, message: pb.RouterMessage) -> None:
+        """One at a time: gRPC takes no second write while one is under way."""
+        async with self._writing:
+            await self.call.write(message)
+
     async def hello(self, protocol: int = PROTOCOL_VERSION) -> pb.Welcome:
         hello = pb.Hello(router_id=self.router_id, protocol=protocol)
-        await self.call.write(pb.RouterMessage(hello=hello))
+        await self.write(pb.RouterMessage(hello=hello))
         message = await self.read()
         if message is None:
             raise ConnectionError(await self.call.details())
         return message.welcome
 
     async def start(self, start: Start) -> None:
-        await self.call.write(pb.RouterMessage(start=start_to_pb(start)))
+        await self.write(pb.RouterMessage(start=start_to_pb(start)))
 
     async def cancel(self, of: SeqKey, *choices: int) -> None:
         message = cancel_to_pb(of.request_id, of.attempt, tuple(map(Choice, choices)))
-        await self.call.write(pb.RouterMessage(cancel=message))
+        await self.write(pb.RouterMessage(cancel=message))
 
     async def beat(self) -> None:
-        await self.call.write(pb.RouterMessage(beat=pb.RouterBeat()))
+        await self.write(pb.RouterMessage(beat=pb.RouterBeat()))
 
     async def read(self) -> pb.WorkerMessage | None:
         """The next message; None at the end of the stream."""
@@ -130,13 +136,15 @@ class RouterEnd:
         while (message := await self.read()) is not None:
             if message.WhichOneof("kind") == "events":
                 self.num_event_messages += 1
-                self.receivers |= {
-                    event_from_pb(event).key: receivers_of(event)
-                    for event in message.events.events
-                    if event.HasField("reserved")
-                }
+                for event in message.events.events:
+                    self.note_receivers(event)
                 return [event_from_pb(event) for event in message.events.events]
         raise ConnectionError(await self.call.details())
+
+    def note_receivers(self, event: pb.Event) -> None:
+        """Where a `Reserved` can be pushed; conversion to core leaves it aside."""
+        if event.HasField("reserved"):
+            self.receivers[event_from_pb(event).key] = receivers_of(event)
 
     async def ended(self) -> str:
         """Read to the end; the details of the status."""

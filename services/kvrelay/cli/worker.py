@@ -1,0 +1,126 @@
+"""`kvrelay worker`: one prefill or decode worker as a plain process, without Ray.
+
+    flags ─▶ Config ─▶ WorkerProcess.start ─▶ one line (and the ready file) ─▶ SIGTERM or SIGINT: drain, stop, exit 0
+                                                                          └─▶ failed: last words, exit 70 at once
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvrelay.cli.show import Bars
+from kvrelay.core.config import Config, load_config
+from kvrelay.core.errors import ConfigError
+from kvrelay.core.placement import Role
+
+if TYPE_CHECKING:
+    from kvrelay.worker.process import WorkerProcess
+
+EXIT_FAILED = 70
+"""EX_SOFTWARE: the engine died or is stuck. Whoever supervises this process starts a new one."""
+LAST_WORDS_S = 2.0
+
+
+def command(
+    role: Annotated[Role | None, typer.Option(help="Default: mixed.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model directory or hub name. Default: demo.")] = None,
+    served_name: Annotated[str | None, typer.Option(help="Model id of the API. Default: end of the path.")] = None,
+    host: Annotated[str | None, typer.Option(help="Listen here. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Attach service; 0: a free one. Default: 0.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Where to register, instead of KVRELAY_REDIS_URL.")] = None,
+    config: Annotated[Path | None, typer.Option(help="kvrelay.yaml")] = None,
+    kv_memory: Annotated[str | None, typer.Option(help="KV memory, such as 2GiB.")] = None,
+    num_blocks: Annotated[int | None, typer.Option(help="KV blocks, instead of --kv-memory.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Longest sequence in tokens.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Compute threads. Default: a fair share of the cores.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics here; 0: not. Default: 0.")] = None,
+    drain_s: Annotated[float | None, typer.Option(help="How long running sequences may go on at the end.")] = None,
+    worker_id: Annotated[str | None, typer.Option("--id", help="Default: the role and a random word.")] = None,
+    ready_file: Annotated[Path | None, typer.Option(help="Write the worker's record here as JSON once ready.")] = None,
+) -> None:
+    """Run one worker until it is told to stop."""
+    settings = load_config(config)
+    settings = replace(
+        settings,
+        model=_over(settings.model, path=model, served_name=served_name, dtype=dtype, max_context=max_context),
+        engine=_over(settings.engine, kv_memory=kv_memory, num_blocks=num_blocks),
+        placement=_over(settings.placement, redis_url=redis_url),
+        worker=_over(
+            settings.worker, role=role and role.value, worker_id=worker_id, host=host, port=port,
+            metrics_port=metrics_port, threads=threads, drain_s=drain_s,
+        ),
+    )  # fmt: skip
+    _run(settings, ready_file)
+
+
+def _run(config: Config, ready_file: Path | None) -> None:
+    """The heavy imports begin here: `kvrelay worker --help` needs none of them."""
+    import asyncio
+    import os
+
+    from kvrelay.model.obtain import obtain
+    from kvrelay.observe.logs import setup_logging
+    from kvrelay.worker.process import WorkerProcess
+
+    setup_logging()
+    directory = obtain(config.model.path, Bars())
+    failed = asyncio.run(_serve(WorkerProcess(config, directory, progress=Bars()), config, ready_file))
+    if failed:
+        # Not sys.exit: the engine thread may be stuck in a step, and its memory has to go with it.
+        os._exit(EXIT_FAILED)
+
+
+async def _serve(process: WorkerProcess, config: Config, ready_file: Path | None) -> bool:
+    """Until told to stop (False) or failed (True)."""
+    import asyncio
+    import signal
+
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await process.start()
+    _announce(process, ready_file)
+    waits = [asyncio.create_task(process.wait()), asyncio.create_task(stopped.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if not process.health():
+        await process.drain(config.worker.drain_s)
+        await process.stop()
+        return False
+    typer.echo(f"worker failed: {process.health()}", err=True)
+    await process.close_streams(LAST_WORDS_S)
+    return True
+
+
+def _announce(process: WorkerProcess, ready_file: Path | None) -> None:
+    import json
+    from dataclasses import asdict
+
+    record = process.record
+    typer.echo(
+        f"worker {record.worker_id} ready role={record.role.value} attach={record.address} push={record.push_address}  "
+        f"{process.model.capacity}"
+    )
+    if ready_file is not None:
+        fresh = ready_file.with_name(f"{ready_file.name}.new")
+        fresh.write_text(json.dumps(asdict(record) | {"role": record.role.value}))
+        fresh.replace(ready_file)
+
+
+def _over(settings: Any, **flags: Any) -> Any:
+    """Flags that were given win."""
+    return replace(settings, **{name: value for name, value in flags.items() if value is not None})
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(command)
+    except ConfigError as error:
+        raise SystemExit(f"kvrelay: {error}") from None
