@@ -12,7 +12,7 @@ from kvrelay_kernels.dispatch import CPU, REFERENCE, Ops
 from tests.model.rig import Sequences, all_logits, load_tiny, token_ids
 from tests.support.tiny import BOS, write_model_t
 
-PROMPT = [BOS, *b"The baton is the KV cache; the first leg is prefill, the rest is decode. Ready, set, go?"]  # 88 tokens
+PROMPT = [BOS, *b"The baton is the KV cache; the first leg is prefill, the rest is decode. Ready, set, go?"]
 CHUNKS = [1, 16, 5, 31, 3, len(PROMPT) - 56]
 
 FAMILIES: dict[str, dict[str, Any]] = {

