@@ -64,6 +64,8 @@ def check_ids(ids: Sequence[int], vocab_size: int, *, param: str) -> tuple[Token
         raise BadRequest(f"{param} holds no token", param=param)
     low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:
-        bad = low if low < 0 else high
-        raise BadRequest(f"{param}: {bad} is not a token id of this model; valid are 0 to {vocab_size - 1}", param=param)
+        raise BadRequest(
+            f"{param}: {low if low < 0 else high} is not a token id of this model; valid are 0 to {vocab_size - 1}",
+            param=param,
+        )
     return tuple(TokenId(token_id) for token_id in ids)
