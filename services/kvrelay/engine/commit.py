@@ -95,6 +95,7 @@ class Committer:
             else:
                 self._work.finish(seq, choice, reason)
         if going:
+            self._work.running.remove(seq)
             self._work.sendings.finish(seq, going)
 
     def _extend(self, seq: Sequence, choice: Choice, tokens: Seq[Token]) -> None:

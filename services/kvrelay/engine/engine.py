@@ -132,8 +132,8 @@ class Engine:
 
     def _tell(self, *, has_computed: bool) -> None:
         events, now = self.work.take_events(), self._clock.now()
-        if events or has_computed or now - self._told_at >= BEAT_S:
-            self._load = self._meter.report(self.work, draining=self._intake.is_draining)
+        self._load = self._meter.report(self.work, draining=self._intake.is_draining)
+        if events or has_computed or now - self._told_at > BEAT_S - IDLE_WAIT_S:
             self._told_at = now
             self._outbox.on_step(events, self._load)
 
