@@ -51,6 +51,9 @@ class FakeFront:
     state: Readiness = field(default_factory=lambda: Readiness(True, ""))
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     holding: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a request begins to wait there."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever the last open request has ended, cleared when one begins."""
     requests: list[GenerateRequest] = field(default_factory=list)
     num_open: int = 0
     num_cancelled: int = 0
@@ -64,6 +67,7 @@ class FakeFront:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         self.requests.append(request)
         self.num_open += 1
+        self.idle.clear()
         completed = False
         try:
             for number, output in enumerate(self._outputs(request)):
@@ -76,6 +80,8 @@ class FakeFront:
         finally:
             self.num_open -= 1
             self.num_cancelled += not completed
+            if self.num_open == 0:
+                self.idle.set()
 
     async def _trouble(self, number: int) -> None:
         if self.fault is not None and number == self.fault.at:

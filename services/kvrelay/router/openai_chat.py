@@ -32,7 +32,7 @@ def chat_call(
                            logprobs=num_top, logprobs_param="top_logprobs")  # fmt: skip
     messages = read_messages(fields.get("messages"))
     prompt_ids = _prompt_ids(front, messages)
-    request = generate_request(front, options, request_id, prompt_ids)
+    request = generate_request(front, options, request_id, prompt_ids, endpoint="chat")
     shape = ChatShape(f"chatcmpl-{request_id}", created, options.model, front.tokenizer, num_top)
     return Call((request,), shape, options.stream, options.include_usage)
 

@@ -40,9 +40,10 @@ def completions_call(
     if echo and num_top is not None:
         raise BadRequest("echo is not supported together with logprobs", param="echo")
     prompts = read_prompts(fields.get("prompt"), front)
+    ids = [RequestId(f"{request_id}.{i}" if i else request_id) for i in range(len(prompts))]
     requests = tuple(
-        generate_request(front, options, RequestId(f"{request_id}.{i}" if i else request_id), prompt.ids)
-        for i, prompt in enumerate(prompts)
+        generate_request(front, options, prompt_id, prompt.ids, endpoint="completions")
+        for prompt_id, prompt in zip(ids, prompts, strict=True)
     )
     echoes = tuple(prompt.text for prompt in prompts) if echo else ()
     shape = CompletionShape(

@@ -59,7 +59,7 @@ def read_options(
 
 
 def generate_request(
-    front: FrontDoor, options: Options, request_id: RequestId, prompt_ids: tuple[TokenId, ...]
+    front: FrontDoor, options: Options, request_id: RequestId, prompt_ids: tuple[TokenId, ...], *, endpoint: str
 ) -> GenerateRequest:
     max_tokens = resolve_max_tokens(
         len(prompt_ids), options.max_tokens, front.model_card().max_context, param=options.max_tokens_param
@@ -73,6 +73,7 @@ def generate_request(
         session=options.session,
         priority=options.priority,
         timeout_s=front.settings.deadline_s,
+        endpoint=endpoint,
     )
 
 
