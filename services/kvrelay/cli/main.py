@@ -1,0 +1,33 @@
+"""`kvrelay`: one module per command. Heavy imports live inside the commands, so that `kvrelay --help` is quick."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from kvrelay.cli import chat, doctor, down, drain, ps, serve, up, version, worker
+from kvrelay.core.errors import ConfigError
+
+app = typer.Typer(
+    name="kvrelay",
+    help="Prefill runs the first leg of a request, hands the KV cache over, and decode runs the rest.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for _module in (up, down, ps, drain, serve, worker, chat, doctor, version):
+    app.command(_module.__name__.rpartition(".")[2])(_module.command)
+
+
+def main() -> None:
+    """Errors that a user can do something about are one line, not a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        print(f"kvrelay: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

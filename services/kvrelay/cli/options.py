@@ -1,0 +1,27 @@
+"""Flags that several commands share. None: the flag was not given, and the config file or the default decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_REDIS = "Redis URL; KVRELAY_REDIS_URL is the other way to give it."
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="kvrelay.yaml")]
+ModelPath = Annotated[str | None, typer.Option("--model", show_default="demo", help="A model directory or hub name.")]
+ServedName = Annotated[str | None, typer.Option(show_default="last part of the path", help="Model id in the API.")]
+Dtype = Annotated[str | None, typer.Option(show_default="auto", help="auto, float32, bfloat16 or float16.")]
+MaxContext = Annotated[int | None, typer.Option(show_default="the model's", help="Longest sequence in tokens.")]
+KvMemory = Annotated[str | None, typer.Option(show_default="auto", help="KV memory per worker, such as 2GiB.")]
+NumBlocks = Annotated[int | None, typer.Option(help="KV blocks per worker, instead of --kv-memory.")]
+Prefill = Annotated[int | None, typer.Option(min=0, show_default="1", help="Prefill workers.")]
+Decode = Annotated[int | None, typer.Option(min=1, show_default="1", help="Decode workers.")]
+RedisUrl = Annotated[str | None, typer.Option(show_default="embedded", help=_REDIS)]
+HttpPort = Annotated[int | None, typer.Option(show_default="8000", help="HTTP port.")]
+GrpcPort = Annotated[int | None, typer.Option(show_default="9000", help="gRPC port.")]
+MetricsPort = Annotated[
+    int | None, typer.Option(show_default="9400", help="Process i publishes metrics at this + i; 0: none.")
+]
+WhichCluster = Annotated[int | None, typer.Option("--http-port", help="Which cluster, if there are several.")]

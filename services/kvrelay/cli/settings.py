@@ -1,0 +1,48 @@
+"""From flags to the one frozen `Config`: flags win over the environment, the environment over the file."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvrelay.core.config import Config, load_config
+
+DEFAULT_METRICS_PORT = 9400
+Settings = TypeVar("Settings")
+
+
+def cluster_config(
+    path: Path | None,
+    *,
+    model: str | None = None,
+    served_name: str | None = None,
+    dtype: str | None = None,
+    max_context: int | None = None,
+    kv_memory: str | None = None,
+    num_blocks: int | None = None,
+    prefill: int | None = None,
+    decode: int | None = None,
+    redis_url: str | None = None,
+    http_port: int | None = None,
+    grpc_port: int | None = None,
+    metrics_port: int | None = None,
+) -> Config:
+    """The file, then `KVRELAY_REDIS_URL`, then every flag that was given (None: it was not). Raises ConfigError."""
+    config = load_config(path)
+    if metrics_port is None:
+        metrics_port = config.router.metrics_port or DEFAULT_METRICS_PORT
+    return replace(
+        config,
+        model=_over(config.model, path=model, served_name=served_name, dtype=dtype, max_context=max_context),
+        engine=_over(config.engine, kv_memory=kv_memory, num_blocks=num_blocks),
+        cluster=_over(config.cluster, prefill=prefill, decode=decode),
+        placement=_over(config.placement, redis_url=redis_url),
+        router=_over(config.router, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port),
+    )
+
+
+def _over(settings: Settings, **flags: Any) -> Settings:
+    known = {item.name for item in fields(settings)}  # type: ignore[arg-type]  # every Settings is a dataclass
+    assert known >= flags.keys()
+    return replace(settings, **{name: value for name, value in flags.items() if value is not None})  # type: ignore[type-var]

@@ -1,0 +1,13 @@
+"""`kvrelay version`."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+import typer
+
+
+def command() -> None:
+    """Print kvrelay's version and Python's."""
+    typer.echo(f"kvrelay {version('kvrelay')} (Python {platform.python_version()})")
