@@ -24,6 +24,8 @@ class GenerateRequest:
     timeout_s: float = 600.0
     resume: tuple[TokenId, ...] = ()
     """Output tokens a caller already has (the SDK after a router's death); n = 1 only. Output starts after them."""
+    endpoint: str = "other"
+    """Which door it came through: a metric's label ("chat", "completions", "grpc_generate", "grpc_chat")."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,9 +236,12 @@ class RelayAttempt:
         self._lose(lost, loss_of(failed, *at_fault))
 
     def _settle(self) -> None:
-        """Decode is through. What prefill still has to say about a committed handoff interests nobody."""
-        if not self.open and self._prefill is not None:
-            self._prefill.gone()
+        """Decode is through. What prefill still has to say about a committed handoff interests nobody, and a choice
+        that was not in the commit gets no last word from decode."""
+        if not self.open:
+            self._decode.gone()
+            if self._prefill is not None:
+                self._prefill.gone()
 
     # Prefill's leg.
 

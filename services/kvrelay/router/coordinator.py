@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvrelay.core.config import Config, PlacementSettings
-from kvrelay.core.errors import BadRequest, Broken, DeadlineExceeded, KvrelayError
+from kvrelay.core.errors import BadRequest, Broken, DeadlineExceeded, KvrelayError, Unavailable
 from kvrelay.core.events import FinishReason, Refused, RefuseReason, Token
 from kvrelay.core.ids import Attempt, BlockHash, Choice, TransferId, WorkerId
 from kvrelay.core.kv import blocks_for
@@ -111,6 +111,7 @@ class Coordinator:
             ending = ending_of(error)
         except asyncio.CancelledError:
             ending = CANCELLED
+            self._delivery.end(Unavailable("this router is going down; send the request to another one"))
             raise
         finally:
             self._release()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from kvrelay.core.errors import Broken, DeadlineExceeded, KvrelayError, Overloaded, Rejected
 from kvrelay.core.output import GenerateRequest, Summary
+from kvrelay.observe.logs import get_logger, log_event
 
-log = logging.getLogger("kvrelay.request")
+log = get_logger("request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,25 @@ def ending_of(error: KvrelayError) -> Ending:
 def log_request(request: GenerateRequest, ending: Ending, summary: Summary, total_ms: float) -> None:
     """Never contains prompt or output."""
     timing = summary.timing
-    log.info(
-        "request=%s outcome=%s mode=%s prefill=%s decode=%s attempts=%d n=%d prompt_tokens=%d output_tokens=%d "
-        "cached_tokens=%d queue_ms=%.1f reserve_ms=%.1f prefill_ms=%.1f first_token_ms=%.1f transfer_unhidden_ms=%.1f "
-        "total_ms=%.1f%s",
-        request.request_id, ending.outcome, summary.mode, summary.prefill_worker or "-", summary.decode_worker or "-",
-        summary.num_attempts, request.n, summary.num_prompt_tokens, summary.num_output_tokens,
-        summary.num_cached_tokens, timing.queue, timing.reserve, timing.prefill, timing.first_token,
-        timing.transfer_unhidden, total_ms, f" error={ending.error.message!r}" if ending.error else "",
+    log_event(
+        log,
+        "",
+        request=request.request_id,
+        endpoint=request.endpoint,
+        outcome=ending.outcome,
+        mode=summary.mode,
+        prefill=summary.prefill_worker or None,
+        decode=summary.decode_worker or None,
+        attempts=summary.num_attempts,
+        n=request.n,
+        prompt_tokens=summary.num_prompt_tokens,
+        output_tokens=summary.num_output_tokens,
+        cached_tokens=summary.num_cached_tokens,
+        queue_ms=timing.queue,
+        reserve_ms=timing.reserve,
+        prefill_ms=timing.prefill,
+        first_token_ms=timing.first_token,
+        unhidden_ms=timing.transfer_unhidden,
+        total_ms=total_ms,
+        error=ending.error.message if ending.error is not None else None,
     )

@@ -27,6 +27,7 @@ class Tally:
         self._mode: Mode | None = None
         self._num_cached: int | None = None
         self._last_emit: dict[Choice, float] = {}
+        metrics.request_accepted()
 
     @property
     def waited_s(self) -> float:
@@ -83,4 +84,5 @@ class Tally:
             self._metrics.prompt_counted(summary.num_prompt_tokens, summary.num_cached_tokens)
         if self.moments.committed is not None:
             self._metrics.handoff_committed(summary.timing.transfer_unhidden / 1e3)
+        self._metrics.request_ended(self._request.endpoint, ending.outcome, self.waited_s)
         log_request(self._request, ending, summary, self.waited_s * 1e3)
