@@ -6,19 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.core.events import Committed, Failed, FailReason, Finished, FinishReason, FirstToken, Reserved, Tokens
+from kvrelay.core.events import Committed, Finished, FinishReason, FirstToken, Refused, RefuseReason, Reserved, Tokens
 from kvrelay.core.request import Start
-from tests.support.tiny import write_model_t
 from tests.worker.cluster import pair, plain_greedy
 from tests.worker.mini_router import Story
 from tests.worker.support import local_start
 
 PROMPT = [256, *b"The relay hands over the baton after the first leg, and nobody drops a token."]
-
-
-@pytest.fixture(scope="module")
-def model_t(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model_t(tmp_path_factory.mktemp("model") / "t")
 
 
 def request(
@@ -43,7 +37,7 @@ async def test_the_legs_tell_their_parts(model_t: Path) -> None:
         kinds = [type(event) for event in story.events]
         assert kinds[0] is Reserved
         assert kinds.count(FirstToken) == kinds.count(Committed) == 1
-        assert kinds.count(Tokens) == 2
+        assert sum(len(event.tokens) for event in story.events if isinstance(event, Tokens)) == 2
         reasons = {event.reason for event in story.events if isinstance(event, Finished)}
         assert reasons == {FinishReason.HANDED_OFF, FinishReason.LENGTH}
         await workers.assert_empty()
@@ -73,7 +67,7 @@ MOMENTS = {
     "reserved": lambda story: isinstance(story.events[-1], Reserved),
     "first token": lambda story: isinstance(story.events[-1], FirstToken),
     "committed": lambda story: isinstance(story.events[-1], Committed),
-    "five tokens": lambda story: len(story.tokens.get(0, {})) == 5,
+    "five tokens": lambda story: len(story.tokens.get(0, {})) >= 5,
 }
 
 
@@ -103,7 +97,7 @@ async def test_a_router_that_goes_away_leaves_nothing(model_t: Path) -> None:
         start = request("gone", max_tokens=150)
 
         def leave(story: Story) -> None:
-            if len(story.tokens.get(0, {})) == 5:
+            if len(story.tokens.get(0, {})) >= 5:
                 raise Left
 
         with pytest.raises(ExceptionGroup):
@@ -113,23 +107,6 @@ async def test_a_router_that_goes_away_leaves_nothing(model_t: Path) -> None:
         workers.router.prefill = await type(end)(workers.prefill.record.address).attach()
         workers.router.decode = await type(end)(workers.decode.record.address).attach()
         await workers.assert_empty()
-
-
-async def test_the_death_of_an_engine_fails_its_streams_and_its_health(model_t: Path) -> None:
-    async with pair(model_t) as workers:
-        died = ValueError("a step that nobody foresaw")
-
-        def run(plan: object) -> None:
-            raise died
-
-        workers.decode.engine._runner = type("Broken", (), {"run": staticmethod(run)})()
-        story = await workers.router.local(request("doomed"))
-        (failed,) = story.events
-        assert isinstance(failed, Failed)
-        assert failed.reason is FailReason.ENGINE
-        await workers.decode.wait()
-        assert "a step that nobody foresaw" in workers.decode.health()
-        assert workers.prefill.health() == ""
 
 
 async def test_drain_lets_the_running_end_and_takes_nothing_new(model_t: Path) -> None:
@@ -142,3 +119,7 @@ async def test_drain_lets_the_running_end_and_takes_nothing_new(model_t: Path) -
         while not isinstance(event := await workers.router.decode.next(start.request_id), Finished):
             story.see(event)
         assert event.reason is FinishReason.LENGTH
+        await workers.router.decode.start(request("late"))
+        refused = await workers.router.decode.next(request("late").request_id)
+        assert isinstance(refused, Refused)
+        assert refused.reason is RefuseReason.DRAINING

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvrelay.cli import options
 from kvrelay.cli.show import Bars
 from kvrelay.core.config import Config, load_config
-from kvrelay.core.errors import ConfigError
 from kvrelay.core.placement import Role
 
 if TYPE_CHECKING:
@@ -26,21 +26,21 @@ LAST_WORDS_S = 2.0
 
 
 def command(
-    role: Annotated[Role | None, typer.Option(help="Default: mixed.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model directory or hub name. Default: demo.")] = None,
-    served_name: Annotated[str | None, typer.Option(help="Model id of the API. Default: end of the path.")] = None,
-    host: Annotated[str | None, typer.Option(help="Listen here. Default: 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Attach service; 0: a free one. Default: 0.")] = None,
-    redis_url: Annotated[str | None, typer.Option(help="Where to register, instead of KVRELAY_REDIS_URL.")] = None,
-    config: Annotated[Path | None, typer.Option(help="kvrelay.yaml")] = None,
-    kv_memory: Annotated[str | None, typer.Option(help="KV memory, such as 2GiB.")] = None,
-    num_blocks: Annotated[int | None, typer.Option(help="KV blocks, instead of --kv-memory.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    max_context: Annotated[int | None, typer.Option(help="Longest sequence in tokens.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Compute threads. Default: a fair share of the cores.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics here; 0: not. Default: 0.")] = None,
-    drain_s: Annotated[float | None, typer.Option(help="How long running sequences may go on at the end.")] = None,
-    worker_id: Annotated[str | None, typer.Option("--id", help="Default: the role and a random word.")] = None,
+    role: Annotated[Role | None, typer.Option(show_default="mixed", help="What routers ask of it first.")] = None,
+    model: options.ModelPath = None,
+    served_name: options.ServedName = None,
+    host: Annotated[str | None, typer.Option(show_default="127.0.0.1", help="Listen on this address.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, show_default="a free one", help="Attach service.")] = None,
+    redis_url: options.RedisUrl = None,
+    config: options.ConfigFile = None,
+    kv_memory: options.KvMemory = None,
+    num_blocks: options.NumBlocks = None,
+    dtype: options.Dtype = None,
+    max_context: options.MaxContext = None,
+    threads: Annotated[int | None, typer.Option(min=0, show_default="a fair share", help="Compute threads.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(min=0, show_default="none", help="Publish /metrics here.")] = None,
+    drain_s: Annotated[float | None, typer.Option(min=0, help="How long running sequences may go on.")] = None,
+    worker_id: Annotated[str | None, typer.Option("--id", show_default="role and a random word")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the worker's record here as JSON once ready.")] = None,
 ) -> None:
     """Run one worker until it is told to stop."""
@@ -80,11 +80,11 @@ async def _serve(process: WorkerProcess, config: Config, ready_file: Path | None
     import asyncio
     import signal
 
+    await process.start()
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT):  # until here they end the process at once: nobody depends on it
         loop.add_signal_handler(number, stopped.set)
-    await process.start()
     _announce(process, ready_file)
     waits = [asyncio.create_task(process.wait()), asyncio.create_task(stopped.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -104,23 +104,17 @@ def _announce(process: WorkerProcess, ready_file: Path | None) -> None:
     from dataclasses import asdict
 
     record = process.record
-    typer.echo(
-        f"worker {record.worker_id} ready role={record.role.value} attach={record.address} push={record.push_address}  "
-        f"{process.model.capacity}"
-    )
     if ready_file is not None:
         fresh = ready_file.with_name(f"{ready_file.name}.new")
         fresh.write_text(json.dumps(asdict(record) | {"role": record.role.value}))
         fresh.replace(ready_file)
+    typer.echo(
+        f"worker {record.worker_id} ready role={record.role.value} attach={record.address} push={record.push_address}  "
+        f"{process.model.capacity}"
+    )
 
 
 def _over(settings: Any, **flags: Any) -> Any:
     """Flags that were given win."""
     return replace(settings, **{name: value for name, value in flags.items() if value is not None})
 
-
-if __name__ == "__main__":
-    try:
-        typer.run(command)
-    except ConfigError as error:
-        raise SystemExit(f"kvrelay: {error}") from None

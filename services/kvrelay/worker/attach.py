@@ -79,7 +79,7 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
             if isinstance(event, TERMINAL):
                 self._ledger.close(event.key)
             if isinstance(event, Failed):
-                self._metrics.sequence_failed(event.reason.value)
+                self._count_failure(event)
         for link, share in shares.items():
             self._send(link, share)
 
@@ -171,6 +171,11 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
             del self._links[link.router_id]
             self._metrics.routers_attached(len(self._links))
         link.end(reason)
+
+    def _count_failure(self, event: Failed) -> None:
+        if event.reason is FailReason.PREEMPTED:
+            self._metrics.sequence_preempted()
+        self._metrics.sequence_failed(event.reason.value)
 
     def _send(self, link: Link, events: Sequence[Event]) -> None:
         if not link.outbox.put(events, self.load()):
