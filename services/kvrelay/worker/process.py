@@ -75,11 +75,9 @@ class WorkerProcess:
 
     async def start(self) -> WorkerRecord:
         """Returns once routers can attach. Raises ConfigError for a model or a setting that cannot work."""
-        try:
-            await self._acquire()
-        except BaseException:
-            await self._owned.aclose()
-            raise
+        async with AsyncExitStack() as owned:
+            await self._acquire(owned)
+            self._owned = owned.pop_all()
         self._supervisor.run("engine", self._watch_engine)
         self._supervisor.run("presence", self._presence.keep, restart_s=self._config.placement.renew_s)
         self._owned.push_async_callback(self._supervisor.stop)
@@ -110,22 +108,22 @@ class WorkerProcess:
         """Until this worker has failed (`health` says why) or was stopped."""
         await self._supervisor.wait()
 
-    async def _acquire(self) -> None:
-        """In the order of need; `_owned` gives back in reverse."""
+    async def _acquire(self, owned: AsyncExitStack) -> None:
+        """In the order of need; `owned` gives back in reverse."""
         settings = self._config.worker
         role = _role(settings.role)
         worker_id = WorkerId(settings.worker_id or f"{role.value}-{secrets.token_hex(3)}")
         incarnation = Incarnation(secrets.token_hex(8))
         if settings.metrics_port:
             scrape = serve_metrics(settings.host, settings.metrics_port, self.metrics.registry)
-            self._owned.push_async_callback(asyncio.to_thread, scrape.close)
+            owned.push_async_callback(asyncio.to_thread, scrape.close)
         self._model = model = await asyncio.to_thread(self._load_model)
         registry = open_registry(self._config.placement, SystemClock())
-        self._owned.push_async_callback(registry.close)
+        owned.push_async_callback(registry.close)
         self._hub = TransferHub(self._config.transfer, model.identity, model.storage, worker_id, incarnation)
         spec = self._build_engine()
         host = await asyncio.to_thread(advertised_host, settings.host)
-        push_port = await self._start_hub(settings.host)
+        push_port = await self._start_hub(owned, settings.host)
         server, port = self._listen(settings.host, settings.port)
         self.record = WorkerRecord(
             worker_id=worker_id, incarnation=incarnation, role=role, address=f"{host}:{port}",
@@ -134,16 +132,16 @@ class WorkerProcess:
         )
         self._attach.open(self.record, self._engine.load())
         self._engine.start()
-        self._owned.push_async_callback(asyncio.to_thread, self._engine.stop, STOP_GRACE_S)
+        owned.push_async_callback(asyncio.to_thread, self._engine.stop, STOP_GRACE_S)
         await server.start()
-        self._owned.push_async_callback(server.stop, None)
-        self._owned.push_async_callback(self._attach.close, STOP_GRACE_S)
+        owned.push_async_callback(server.stop, None)
+        owned.push_async_callback(self._attach.close, STOP_GRACE_S)
         self._presence = Presence(registry, self.record, self.load, self._config.placement)
-        self._owned.push_async_callback(self._presence.leave)
+        owned.push_async_callback(self._presence.leave)
 
-    async def _start_hub(self, host: str) -> int:
+    async def _start_hub(self, owned: AsyncExitStack, host: str) -> int:
         """Its own thread and loop. Returns the port on which Pushes arrive."""
-        self._owned.push_async_callback(asyncio.to_thread, self._hub.stop, STOP_GRACE_S)
+        owned.push_async_callback(asyncio.to_thread, self._hub.stop, STOP_GRACE_S)
         try:
             address = await asyncio.to_thread(self._hub.start, host, 0)
         except OSError as error:
