@@ -179,9 +179,3 @@ def _over(settings: Any, **flags: Any) -> Any:
     """Flags that were given win."""
     return replace(settings, **{name: value for name, value in flags.items() if value is not None})
 
-
-if __name__ == "__main__":
-    try:
-        typer.run(command)
-    except ConfigError as error:
-        raise SystemExit(f"kvrelay: {error}") from None
