@@ -38,7 +38,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.by_key: dict[SeqKey, Start] = {}
         self.said: dict[SeqKey, list[TokenId]] = {}
         self.ends: dict[SeqKey, list[Event]] = {}
-        self.silent: set[SeqKey] = set()
         self.landed: set[TransferId] = set()
         self.eager: list[tuple[Start, Choice]] = []
 
@@ -148,7 +147,7 @@ class AnyOrder(RuleBasedStateMachine):
         self._hear()
         self.rig.assert_empty()
         for key in self.by_key:
-            assert len(self.ends[key]) == (0 if key in self.silent else 1), key
+            assert len(self.ends[key]) == 1, key
             self._check_said(key)
 
     def _know(self, name: str, start: Start) -> None:
@@ -172,12 +171,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     def _land(self, start: Start, commit: Commit) -> None:
         assert start.transfer_id is not None
-        open_before = {key for key in (start.key(choice) for choice in start.choices) if not self.ends[key]}
         replies = self.rig.transfer.land(self.rig.engine, self.rig.runner, start.transfer_id, start.token_ids, commit)
         self.step()
-        gone = {start.key(choice) for choice in start.choices} - {start.key(item.choice) for item in commit.choices}
-        if commit.num_tokens == start.num_tokens and (replies[0] or open_before <= gone):
-            self.silent |= {key for key in gone & open_before if not self.ends[key]}
         if replies[0]:
             self.landed.add(start.transfer_id)
 

@@ -94,14 +94,15 @@ def test_n_choices_arrive_as_one_prompt() -> None:
     rig.assert_empty()
 
 
-def test_a_choice_that_ended_at_the_sender_is_not_heard_of() -> None:
+def test_a_choice_that_ended_at_the_sender_ends_here_as_cancelled() -> None:
     rig = Rig()
     start = reserve(rig, 20, SamplingParams(max_tokens=9, seed=3), n=2)
     assert rig.land(start, rig.first_tokens(start, 2)[1:])
     rig.end_push(start)
     rig.run()
     assert rig.output(start, 1) == rig.expected(start, 1)
-    assert {event.key.choice for event in rig.outbox.events if not isinstance(event, Reserved)} == {1}
+    heard = [event for event in rig.outbox.events if event.key.choice == 0 and not isinstance(event, Reserved)]
+    assert [(type(event), getattr(event, "reason", None)) for event in heard] == [(Failed, FailReason.CANCELLED)]
     rig.assert_empty()
 
 

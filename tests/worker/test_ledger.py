@@ -24,14 +24,6 @@ def test_a_replay_may_start_choice_by_choice_under_one_attempt() -> None:
     assert ledger.num_open == 2
 
 
-def test_a_handoff_closes_the_choices_that_ended_at_the_sender_and_no_others() -> None:
-    ledger: Ledger[str] = Ledger()
-    ledger.admit(local_start("r", choices=(0, 1, 2)), "a")
-    ledger.admit(local_start("r", attempt=1, choices=(3,)), "a")
-    ledger.committed({key("r"), key("r", 2)})
-    assert ledger.keys_of("a") == [key("r"), key("r", 2), key("r", 3, 1)]
-
-
 async def test_empty_is_when_the_last_one_is_closed_or_forgotten() -> None:
     ledger: Ledger[str] = Ledger()
     ledger.admit(local_start("one"), "a")

@@ -3,7 +3,7 @@
 Each choice of each `Start` gets exactly one terminal event: `Finished`, `Failed` or `Refused`.
 
     LOCAL    FirstToken  Tokens*  Finished
-    RECEIVE  Reserved    Committed  Tokens*  Finished
+    RECEIVE  Reserved    Committed  Tokens*  Finished     (a choice that ended with its first token: Failed(cancelled))
     SEND     FirstToken  Finished(handed_off | stop | length)
 """
 

@@ -50,8 +50,8 @@ class Committer:
         going = {item.choice: item.tokens for item in commit.choices}
         alive = [choice for choice in seq.choices if choice in going]
         for choice in tuple(seq.choices):
-            if choice not in going:  # ended at the sender, which has told it
-                work.forget(seq, choice)
+            if choice not in going:
+                work.fail(seq, choice, FailReason.CANCELLED, "ended with its first token at the sender")
         if not alive:
             return False
         work.reservations.land(transfer_id)

@@ -42,14 +42,14 @@ class _RedisMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._open = Gauge("kvrelay_redis_breaker_open", "1 while Redis is not asked", registry=registry)
-        self._failures = Counter("kvrelay_redis_failures", "Redis calls that failed or timed out", registry=registry)
+        self._redis_failures = Counter("kvrelay_redis_failures", "Redis calls that failed or timed out", registry=registry)
         self._dropped = Counter("kvrelay_redis_dropped", "Redis calls skipped or lost", ["kind"], registry=registry)
 
     def redis_breaker(self, is_open: bool) -> None:
         self._open.set(1 if is_open else 0)
 
     def redis_failed(self) -> None:
-        self._failures.inc()
+        self._redis_failures.inc()
 
     def redis_dropped(self, kind: str) -> None:
         """`kind`: "lookup" or "write"."""

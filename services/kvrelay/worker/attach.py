@@ -19,7 +19,7 @@ import grpc
 
 from kvrelay.core.config import LinkSettings
 from kvrelay.core.errors import BadRequest, Unavailable
-from kvrelay.core.events import TERMINAL, Committed, Event, Failed, FailReason, Refused, RefuseReason
+from kvrelay.core.events import TERMINAL, Event, Failed, FailReason, Refused, RefuseReason
 from kvrelay.core.handoff import PROTOCOL_VERSION, Receiver
 from kvrelay.core.ids import Attempt, Choice, RequestId, RouterId, SeqKey
 from kvrelay.core.placement import Load, WorkerRecord
@@ -70,7 +70,6 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
         """All events of a step, to the streams that own them. Events that nobody waits for are dropped."""
         self._load = load
         self._metrics.load_reported(load)
-        self._ledger.committed({event.key for event in events if isinstance(event, Committed)})
         shares: dict[Link, list[Event]] = {}
         for event in events:
             owner = self._ledger.owner(event.key)

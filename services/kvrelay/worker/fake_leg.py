@@ -141,7 +141,7 @@ class FakeLeg:
             return False
         for choice in list(self.open):
             if choice not in tokens:
-                self.open.remove(choice)  # ended at the sender, which has told it
+                self.fail(choice, "cancelled", "ended with its first token at the sender")
                 continue
             index = len(self._history[choice]) - self._start.num_prompt
             self._history[choice].append(tokens[choice])

@@ -1,14 +1,13 @@
 """Who asked for what: every open sequence of this worker and the Attach stream that carries it. Loop only.
 
-    admit ─▶ open ─(terminal event · its siblings committed without it)─▶ closed
+    admit ─▶ open ─(terminal event)─▶ closed
                └─(end of its stream)─▶ forgotten: what the engine still says about it goes nowhere
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -26,16 +25,9 @@ class Admission(Enum):
     """A newer attempt of the same choice is open."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry(Generic[LinkT]):
-    link: LinkT
-    siblings: tuple[SeqKey, ...]
-    """All choices of its Start, this one included."""
-
-
 class Ledger(Generic[LinkT]):
     def __init__(self) -> None:
-        self._open: dict[RequestId, dict[SeqKey, _Entry[LinkT]]] = {}
+        self._open: dict[RequestId, dict[SeqKey, LinkT]] = {}
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -52,18 +44,17 @@ class Ledger(Generic[LinkT]):
         newest = {(key.choice, key.attempt) for key in known}
         if any(choice in start.choices and attempt > start.attempt for choice, attempt in newest):
             return Admission.STALE
-        self._open.setdefault(start.request_id, {}).update(dict.fromkeys(keys, _Entry(link, keys)))
+        self._open.setdefault(start.request_id, {}).update(dict.fromkeys(keys, link))
         self._empty.clear()
         return Admission.NEW
 
     def owner(self, key: SeqKey) -> LinkT | None:
-        entry = self._open.get(key.request_id, {}).get(key)
-        return entry.link if entry is not None else None
+        return self._open.get(key.request_id, {}).get(key)
 
     def choices(self, link: LinkT, request_id: RequestId, attempt: Attempt) -> list[Choice]:
         """Open choices of one Start, if this link owns it."""
         known = self._open.get(request_id, {})
-        return [key.choice for key, entry in known.items() if key.attempt == attempt and entry.link is link]
+        return [key.choice for key, owner in known.items() if key.attempt == attempt and owner is link]
 
     def close(self, key: SeqKey) -> None:
         known = self._open.get(key.request_id, {})
@@ -73,16 +64,8 @@ class Ledger(Generic[LinkT]):
         if not self._open:
             self._empty.set()
 
-    def committed(self, keys: Collection[SeqKey]) -> None:
-        """A handoff went on with these choices of a Start. The others ended at the sender, which has said so."""
-        for key in keys:
-            entry = self._open.get(key.request_id, {}).get(key)
-            for sibling in entry.siblings if entry is not None else ():
-                if sibling not in keys:
-                    self.close(sibling)
-
     def keys_of(self, link: LinkT) -> list[SeqKey]:
-        return [key for known in self._open.values() for key, entry in known.items() if entry.link is link]
+        return [key for known in self._open.values() for key, owner in known.items() if owner is link]
 
     def forget(self, link: LinkT) -> list[SeqKey]:
         """Close all that a link owns. Returns the keys, for the engine to cancel."""

@@ -118,7 +118,7 @@ class WorkerProcess:
             scrape = serve_metrics(settings.host, settings.metrics_port, self.metrics.registry)
             owned.push_async_callback(asyncio.to_thread, scrape.close)
         self._model = model = await asyncio.to_thread(self._load_model)
-        registry = open_registry(self._config.placement, SystemClock())
+        registry = open_registry(self._config.placement, SystemClock(), self.metrics)
         owned.push_async_callback(registry.close)
         self._hub = TransferHub(self._config.transfer, model.identity, model.storage, worker_id, incarnation)
         spec = self._build_engine()
