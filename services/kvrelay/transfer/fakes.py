@@ -30,6 +30,7 @@ class FakeKv:
         self.violations: list[str] = []
         """Reads and writes of locked blocks, in words."""
         self.num_writes = 0
+        self.on_write: Callable[[], None] = lambda: None
 
     @property
     def shard(self) -> KvShard:
@@ -83,6 +84,7 @@ class FakeKv:
                     source += row_bytes
         if source != len(converted):
             raise ValueError(f"a payload of {len(converted)} bytes for {source} bytes of blocks")
+        self.on_write()
 
     def _layer_offset(self, layer: int) -> int:
         return (layer - self._shard.layer_begin) * self._layer_bytes
