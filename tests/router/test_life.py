@@ -253,7 +253,7 @@ def test_a_session_is_remembered_and_scored() -> None:
         placement = await table.registry.get_session(SessionKey(tenant, session))
         assert placement is not None
         assert (placement.decode_worker, placement.epoch) == ("decode-0", 1)
-        assert placement.num_tokens == len(PROMPT) + 8
+        assert placement.num_tokens == len(PROMPT) + 7
         await table.serve(tenant=tenant, session=session)
         await table.sessions.close()
         placement = await table.registry.get_session(SessionKey(tenant, session))

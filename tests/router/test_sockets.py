@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -160,6 +161,28 @@ async def test_a_client_that_leaves_frees_both_workers(house: Build) -> None:
     await home.assert_empty()
     [cancel] = home.workers[1].cancels
     assert list(cancel.choices) == []
+
+
+async def test_cancels_that_race_with_everything_leave_no_slot_taken(house: Build) -> None:
+    home = await house(prefill=2, decode=2, step_s=0.002)
+    dice = random.Random(7)
+
+    async def impatient(index: int) -> None:
+        call = home.stub.Generate(
+            pb.GenerateRequest(ids=pb.TokenIds(ids=[index % 250]), options=pb.Options(max_tokens=60))
+        )
+        try:
+            async with asyncio.timeout(dice.random() * 0.2):
+                async for _ in call:
+                    pass
+        except TimeoutError:
+            call.cancel()
+
+    await asyncio.gather(*(impatient(index) for index in range(150)))
+    await until(lambda: home.router.num_inflight == 0)
+    await home.assert_empty()
+    answers = await asyncio.gather(*(home.generate([index], max_tokens=8, temperature=0.0) for index in range(20)))
+    assert [ids_of(events) for events in answers] == [expected_tokens([index], 8) for index in range(20)]
 
 
 async def test_thirty_two_streams_at_once(house: Build) -> None:

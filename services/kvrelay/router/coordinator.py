@@ -127,8 +127,7 @@ class Coordinator:
             self._on_signal(await self._mailbox.get())
         self.moments.on_finished()
         self._emit(self._tally.summary())
-        token_ids = (*self._request.prompt_ids, *self._answers[0].log.ids)
-        self._kitchen.sessions.remember(self._request, self._hints, self._tally.workers, token_ids)
+        self._kitchen.sessions.remember(self._request, self._hints, self._tally.workers, self._answers[0].log.ids)
 
     def _answer_without_workers(self) -> bool:
         """`max_tokens: 0`, or a resuming caller that has everything already."""

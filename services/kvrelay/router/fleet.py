@@ -46,6 +46,7 @@ class Fleet:
         self._numbers = count()
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[asyncio.Task[None], WorkerLink | None] = {}
+        self._up: set[WorkerLink] = set()
         self._draining: set[tuple[WorkerId, Incarnation]] = set()
 
     async def start(self, static_addresses: Sequence[str]) -> None:
@@ -85,9 +86,11 @@ class Fleet:
         )
 
     def changed(self, link: WorkerLink) -> None:
-        attached = Counter(each.record.role for each in self._links.values() if each.is_up)
-        for role in Role:
-            self._metrics.workers_attached(role.value, attached[role])
+        if link.is_up != (link in self._up):
+            self._up ^= {link}
+            attached = Counter(each.record.role for each in self._up)
+            for role in Role:
+                self._metrics.workers_attached(role.value, attached[role])
         self._changed()
 
     # Where to dial.
@@ -142,6 +145,8 @@ class Fleet:
         link = self._tasks.pop(task)
         if link is not None and self._links.get(link.address) is link:
             del self._links[link.address]
+            if link.is_known:
+                self._draining.discard((link.record.worker_id, link.record.incarnation))
             self._changed()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the fleet failed", exc_info=error)

@@ -38,6 +38,8 @@ DUPLICATE_WAIT_S = 5.0
 MAX_OUTBOX = 4096
 """Messages waiting for one worker. It reads all the time; more than this means that it has stopped."""
 
+CANCELLED = "the worker cancelled the stream"
+
 LegKey = tuple[RequestId, Attempt]
 
 
@@ -174,7 +176,8 @@ class WorkerLink:
             loop = asyncio.get_running_loop()
             tasks = [loop.create_task(self._read(call)), loop.create_task(self._write(call))]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            why = done.pop().result()
+            ended = done.pop()
+            why = CANCELLED if ended.cancelled() else ended.result()
             return why
         finally:
             if self.is_up:
@@ -197,6 +200,12 @@ class WorkerLink:
             return f"no welcome within {self._settings.silence_s:g} s"
         except grpc.aio.AioRpcError as error:
             return error.details() or error.code().name
+        except asyncio.InvalidStateError:
+            return await _reason(call)
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            return CANCELLED
         if message.WhichOneof("kind") != "welcome":
             return "the worker did not begin with a welcome"
         return self._welcomed(message.welcome)
@@ -275,6 +284,12 @@ class WorkerLink:
             deliver(Lost(self.record.worker_id, attempt, f"the stream to {self.record.worker_id} ended: {why}"))
         log.warning("lost %s at %s with %d legs: %s", self.record.worker_id, self.address, len(legs), why)
         self._owner.changed(self)
+
+
+def _is_being_cancelled() -> bool:
+    """gRPC raises CancelledError also when it was the other side that cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _reason(call: Any) -> str:

@@ -47,13 +47,13 @@ class SessionBook:
         return Hints(session, holders)
 
     def remember(
-        self, request: GenerateRequest, hints: Hints, workers: Sequence[WorkerRecord], token_ids: Sequence[TokenId]
+        self, request: GenerateRequest, hints: Hints, workers: Sequence[WorkerRecord], output: Sequence[TokenId]
     ) -> None:
-        """`workers`: the decode worker first. All of them hold the sequence's blocks now."""
+        """`workers`: those that computed or received the sequence, the decode worker first."""
         if not workers or len(self._pending) >= MAX_PENDING:
             return
         task = asyncio.get_running_loop().create_task(
-            self._write(request, hints, tuple(workers), tuple(token_ids)), name=f"remember {request.request_id}"
+            self._write(request, hints, tuple(workers), tuple(output)), name=f"remember {request.request_id}"
         )
         self._pending.add(task)
         task.add_done_callback(self._written)
@@ -64,18 +64,20 @@ class SessionBook:
             await asyncio.wait(set(self._pending))
 
     async def _write(
-        self, request: GenerateRequest, hints: Hints, workers: tuple[WorkerRecord, ...], token_ids: tuple[TokenId, ...]
+        self, request: GenerateRequest, hints: Hints, workers: tuple[WorkerRecord, ...], output: tuple[TokenId, ...]
     ) -> None:
-        decode = workers[0]
-        hashes = block_hashes(decode, request.tenant, token_ids)
-        if request.session is not None:
-            epoch = hints.session.epoch if hints.session is not None else 0
-            tail = hashes[-1].hex() if hashes else ""
-            placement = SessionPlacement(decode.worker_id, decode.incarnation, epoch + 1, tail, len(token_ids))
-            await self._registry.set_session(SessionKey(request.tenant, request.session), placement, epoch)
-        if hashes:
-            for worker in workers:
-                await self._registry.add_prefix(worker.worker_id, hashes)
+        """The last token was drawn but its KV never computed. A prefill worker has seen the prompt only."""
+        computed = (*request.prompt_ids, *output)[:-1]
+        for record in workers:
+            decodes = record.role.can_decode
+            hashes = block_hashes(record, request.tenant, computed if decodes else request.prompt_ids)
+            if hashes:
+                await self._registry.add_prefix(record.worker_id, hashes)
+            if decodes and request.session is not None:
+                epoch = hints.session.epoch if hints.session is not None else 0
+                tail = hashes[-1].hex() if hashes else ""
+                placement = SessionPlacement(record.worker_id, record.incarnation, epoch + 1, tail, len(computed))
+                await self._registry.set_session(SessionKey(request.tenant, request.session), placement, epoch)
 
     def _written(self, task: asyncio.Task[None]) -> None:
         self._pending.discard(task)
