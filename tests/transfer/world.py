@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvrelay.core.config import TransferSettings
 from kvrelay.core.events import Token
@@ -17,6 +18,7 @@ from kvrelay.transfer.desk import TransferDesk
 from kvrelay.transfer.fakes import FakeInbox, FakeKv
 from kvrelay.transfer.pipes import FrameStream, LoopbackPipe, Pipe
 from kvrelay.transfer.words import Home, PipeBroken, PushAnswer
+from tests.support.virtual_time import run_virtual
 
 IDENTITY = KvIdentity(
     model="weights", rope="rope", tokenizer="bytes", num_layers=3, num_kv_heads=2, head_dim=4, block_size=4
@@ -154,6 +156,23 @@ class Recorder:
             if isinstance(frame, Commit):
                 return PushAnswer(True)
         raise PipeBroken("no commit")
+
+
+Story = Callable[[], Coroutine[Any, Any, None]]
+
+
+def story(tell: Story) -> Callable[[], None]:
+    """A test in virtual time."""
+
+    def test() -> None:
+        run_virtual(tell())
+
+    test.__name__, test.__doc__ = tell.__name__, tell.__doc__
+    return test
+
+
+async def soon() -> None:
+    await asyncio.sleep(0.1)
 
 
 async def recorded_push(blocks: Sequence[int], *, first_block: int = 0, num_tokens: int = 0) -> list[Frame]:
