@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 HANG_UP_S = 2.0
 """What connections get to be closed after the drain."""
 
+BACKLOG = 2048
+
 
 def command(
     model: Annotated[str | None, typer.Option(help="Directory with the tokenizer. Default: demo.")] = None,
@@ -157,6 +159,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
         raise ConfigError(f"HTTP port {host}:{port}: {error.strerror}; choose with --http-port") from error
     return listener
