@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 from ray import serve
 
-from kvrelay.cluster.app import GRPC_SERVICES, AppArgs, build
+from kvrelay.cluster.app import AppArgs, build
+from kvrelay.cluster.serve_grpc import GRPC_SERVICES
 from kvrelay.core.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from kvrelay.cli import chat, doctor, down, drain, ps, serve, up, version, worker
+from kvrelay.cli import bench, chat, doctor, down, drain, ps, router, serve, up, version, worker
 from kvrelay.core.errors import ConfigError
 
 app = typer.Typer(
@@ -16,8 +16,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _module in (up, down, ps, drain, serve, worker, chat, doctor, version):
+for _module in (up, down, ps, drain, serve, router, worker, chat, doctor, version):
     app.command(_module.__name__.rpartition(".")[2])(_module.command)
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

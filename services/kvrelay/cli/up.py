@@ -85,8 +85,6 @@ def _foreground(settings: Config, directory: Path, once: str | None, begin: floa
 
     with StopRequest() as stop, LocalCluster(LocalOptions(settings, directory), Bars()) as cluster:
         stop.listen()
-        if not cluster.uses_haproxy:
-            say(_NO_HAPROXY)
         _ready(cluster.state, begin)
         _answer(cluster.state, directory, FIRST_PROMPT if once is None else once)
         if once is None:
@@ -100,6 +98,8 @@ def _foreground(settings: Config, directory: Path, once: str | None, begin: floa
 def _ready(state: ClusterState, begin: float) -> None:
     from kvrelay.cluster.members import workers
 
+    if not state.has_haproxy:
+        say(_NO_HAPROXY)
     say(f"[green]Ready[/green] after {time.monotonic() - begin:.1f} s: {state.model}")
     for record in workers(state):
         block = record.identity.block_size

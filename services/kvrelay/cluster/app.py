@@ -17,12 +17,6 @@ from kvrelay.cluster.worker_replica import WorkerReplica
 from kvrelay.core.config import Config, config_from_dict
 
 APP_NAME = "kvrelay"
-GRPC_SERVICES = (
-    "kvrelay.pb.inference_pb2_grpc.add_InferenceServicer_to_server",
-    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
-)
-"""What a Serve cluster must be told to carry (`grpc_options.grpc_servicer_functions`)."""
-
 _MAX_CALLS = 4096
 """Calls that Serve lets into one router replica. The router's own bound is `router.max_inflight`: it answers, in
 the API's error form, what Serve would only turn away."""

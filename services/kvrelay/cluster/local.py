@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
 import shutil
 import sys
@@ -35,8 +34,6 @@ from kvrelay.placement.embedded import EmbeddedRedis
 
 if TYPE_CHECKING:
     from kvrelay.cluster.serve_app import ServeApp
-
-log = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 300.0
 _POLL_S = 0.1
@@ -64,7 +61,7 @@ class LocalCluster:
         self._serve: ServeApp | None = None
         self._seen: dict[int, ProcessId] = {}
         self._state: ClusterState | None = None
-        self.uses_haproxy = False
+        self._has_haproxy = False
 
     @property
     def state(self) -> ClusterState:
@@ -83,11 +80,14 @@ class LocalCluster:
 
     def start(self) -> None:
         """Returns when the cluster answers. Raises ConfigError; whatever had been started is stopped then."""
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.push(self._give_up)
             self._start()
-        except BaseException as error:
-            self.stop(keep_logs=isinstance(error, Exception))  # a Ctrl-C needs no explanation
-            raise
+            undo.pop_all()
+
+    def _give_up(self, kind: type[BaseException] | None, *_: object) -> None:
+        """The logs stay for an error; a Ctrl-C needs no explanation."""
+        self.stop(keep_logs=kind is not None and issubclass(kind, Exception))
 
     def _start(self) -> None:
         config = self._local_config()
@@ -102,9 +102,7 @@ class LocalCluster:
         self._root = Path(tempfile.mkdtemp(prefix="kvr-", dir=_short_directory()))
         config = self._with_redis(config)
         haproxy = env.find_haproxy()
-        self.uses_haproxy = haproxy is not None
-        if haproxy is None:
-            log.warning("no HAProxy for this machine: Ray Serve's own, slower proxy is used")
+        self._has_haproxy = haproxy is not None
         env.apply(env.ray_environment(self._root, ports, haproxy))
         with self._step("Starting Ray"):
             from kvrelay.cluster.serve_app import ServeApp, deploy  # imports Ray, which reads its settings now
@@ -165,6 +163,7 @@ class LocalCluster:
             model=config.model.served_name or self._options.directory.name,
             root=str(self._root),
             http_port=router.http_port,
+            has_haproxy=self._has_haproxy,
         )
         self.refresh()
 

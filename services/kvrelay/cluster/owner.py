@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -81,14 +82,14 @@ def spawn_owner(config: Config, directory: Path, progress: Progress) -> ClusterS
             start_new_session=True,
         )
     progress.start("Starting the cluster in the background", 0)
-    try:
-        return _wait_for_owner(child, log)
-    except BaseException:
-        child.terminate()
-        raise
-    finally:
-        progress.done()
-        order.unlink(missing_ok=True)
+    with contextlib.ExitStack() as undo:
+        undo.callback(progress.done)
+        undo.callback(order.unlink, missing_ok=True)
+        with contextlib.ExitStack() as failed:
+            failed.callback(child.terminate)
+            state = _wait_for_owner(child, log)
+            failed.pop_all()
+    return state
 
 
 def _wait_for_owner(child: subprocess.Popen[bytes], log: Path) -> ClusterState:

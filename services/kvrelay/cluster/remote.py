@@ -13,7 +13,8 @@ import ray.exceptions
 from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from kvrelay.cluster.app import APP_NAME, GRPC_SERVICES, AppArgs, build
+from kvrelay.cluster.app import APP_NAME, AppArgs, build
+from kvrelay.cluster.serve_grpc import GRPC_SERVICES
 from kvrelay.core.config import Config, config_to_dict
 from kvrelay.core.errors import ConfigError
 

@@ -1,11 +1,9 @@
 """The router as Serve's ingress: HAProxy sends HTTP and gRPC straight to this process, no Python proxy between.
 
     HTTP ─▶ Serve's uvicorn in this replica ─▶ build_app(router)
-    gRPC ─▶ Serve's grpc.aio server in this replica ─▶ Generate, Chat, ... below ─▶ InferenceService(router)
+    gRPC ─▶ Serve's grpc.aio server in this replica ─▶ ServeGrpc ─▶ InferenceService(router)
 
-Serve calls a gRPC method by its name. It hands the metadata over in `grpc_context`, takes code, details and trailing
-metadata from it when the method *returns* (an exception would lose the trailers), and cancels the method's task when
-the client leaves.
+    __init__ ─▶ links dial, warm-up ─▶ serving ─▶ __del__: nobody new, the rest finish, stop
 """
 
 from __future__ import annotations
@@ -13,7 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from starlette.applications import Starlette
 
 from kvrelay.cluster.discovery import RayDirectory, RegistryWithRay
 from kvrelay.cluster.replica_config import (
@@ -23,43 +23,35 @@ from kvrelay.cluster.replica_config import (
     node_address,
     replica_config,
 )
+from kvrelay.cluster.serve_grpc import ServeGrpc
+from kvrelay.core.clock import SystemClock
+from kvrelay.observe.metrics import RouterMetrics
+from kvrelay.placement.open import open_registry
+from kvrelay.router.http import build_app
+from kvrelay.router.public_grpc import InferenceService
+from kvrelay.router.router import Router
+from kvrelay.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
-_LOOPBACK = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "ipv6:[::ffff:127.", "ipv6:%5B::ffff:127.", "unix:")
-
-
-class RouterReplica:
+class RouterReplica(ServeGrpc):
     async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor on the replica's own loop
         self, args: Mapping[str, Any], *pools: object
     ) -> None:
         """`pools` are the worker deployments: naming them here is what makes them part of the application."""
-        from kvrelay.core.clock import SystemClock
-        from kvrelay.observe.metrics import RouterMetrics
-        from kvrelay.placement.open import open_registry
-        from kvrelay.router.public_grpc import InferenceService
-        from kvrelay.router.router import Router
-        from kvrelay.text.tokenizer import Tokenizer
-
         config = replica_config(args)
         router = replace(config.router, host=args["host"] or node_address(), metrics_port=metrics_port(args, 0))
         config = replace(config, router=router)
         metrics = RouterMetrics()
-        self._loopback_only = bool(args["loopback_only"])
         self._drain_s = config.worker.drain_s
         redis = open_registry(config.placement, SystemClock(), metrics)
         self._registry = RegistryWithRay(redis, RayDirectory(application_name()))
         tokenizer = Tokenizer.from_directory(model_directory(args, config))
         self._router = Router(config, tokenizer, self._registry, metrics=metrics)
-        self._service = InferenceService(self._router)
+        self._open_grpc(self._router, InferenceService(self._router), loopback_only=args["loopback_only"])
         await self._router.start()
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        from kvrelay.router.http import build_app
-
-        app: Starlette = build_app(self._router)
-        return app
+        return build_app(self._router)
 
     def pid(self) -> int:
         return os.getpid()

@@ -15,8 +15,9 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
-from kvrelay.cluster.app import APP_NAME, GRPC_SERVICES, AppArgs, build
+from kvrelay.cluster.app import APP_NAME, AppArgs, build
 from kvrelay.cluster.ports import ClusterPorts
+from kvrelay.cluster.serve_grpc import GRPC_SERVICES
 from kvrelay.core.config import Config, config_to_dict
 from kvrelay.core.errors import ConfigError
 

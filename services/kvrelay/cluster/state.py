@@ -52,6 +52,8 @@ class ClusterState:
     root: str
     """Directory with the logs."""
     http_port: int
+    has_haproxy: bool = True
+    """False: Serve's own proxy stands in front."""
     routers: tuple[ProcessId, ...] = ()
     pids: tuple[ProcessId, ...] = ()
     """Every process the owner has started and that has been seen alive."""
