@@ -30,7 +30,7 @@ def _is_broad(handler: ast.ExceptHandler) -> bool:
 def test_broad_excepts_stand_in_four_places_only() -> None:
     found = {
         where(path, node.lineno)
-        for path in python_files("services", "kernels")
+        for path in python_files("services", "kernels", "loadtest")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ExceptHandler) and _is_broad(node)
         and str(path.relative_to(ROOT)) not in BROAD_EXCEPT_ALLOWED
@@ -42,7 +42,7 @@ def test_settings_come_from_the_environment_in_config_only() -> None:
     """`KVRELAY_*` is read in core/config.py; cluster/env.py prepares what Ray's processes inherit."""
     found = {
         where(path, line)
-        for path in python_files("services", "kernels")
+        for path in python_files("services", "kernels", "loadtest")
         for line, text in enumerate(path.read_text().splitlines(), 1)
         if re.search(r"environ.*KVRELAY_|getenv.*KVRELAY_", text)
         and str(path.relative_to(ROOT)) not in ENVIRONMENT_ALLOWED
@@ -85,7 +85,7 @@ def test_no_todo_is_left_behind() -> None:
     pattern = re.compile(r"#.*\b(TODO|FIXME|XXX)\b")
     found = [
         where(path, number)
-        for path in python_files("services", "kernels")
+        for path in python_files("services", "kernels", "loadtest")
         for number, text in enumerate(path.read_text().splitlines(), 1)
         if pattern.search(text)
     ]
@@ -112,7 +112,8 @@ def test_the_tree_has_no_surprises() -> None:
 
 
 def test_top_level_folders_are_no_packages() -> None:
-    assert [name for name in ("services", "kernels", "proto") if (ROOT / name / "__init__.py").exists()] == []
+    roots = ("services", "kernels", "loadtest", "proto")
+    assert [name for name in roots if (ROOT / name / "__init__.py").exists()] == []
 
 
 def test_the_readme_tree_matches_the_disk() -> None:

@@ -24,7 +24,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """One worker process as it presents itself: in Redis, in `Welcome`, in `kvrelay ps`. Never changes while it lives."""
+    """One worker process as it presents itself, in Redis and in `Welcome`. Never changes while it lives."""
 
     worker_id: WorkerId
     incarnation: Incarnation

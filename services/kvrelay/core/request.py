@@ -17,7 +17,7 @@ MAX_LOGPROBS = 20
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn. The draw itself is `hash(seed, choice, index)`: no state, any worker can continue."""
+    """How the next token is drawn. The draw is `hash(seed, choice, index)`: no state, any worker can continue."""
 
     max_tokens: int
     """Total output tokens of the choice, counted over all attempts; at least 1."""

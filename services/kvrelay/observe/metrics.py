@@ -29,7 +29,7 @@ OUTCOMES = frozenset(
 REASONS = frozenset(
     {"preempted", "transfer", "engine", "link", "refused", "stall", "deadline", "nan_logits", "cancelled"}
 )
-TRANSFER_OUTCOMES = frozenset({"committed", "cancelled", "stalled", "corrupt", "refused", "failed"})
+TRANSFER_OUTCOMES = frozenset({"committed", "failed"})
 
 
 def bounded(value: str, known: frozenset[str]) -> str:
@@ -42,7 +42,7 @@ class _RedisMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._open = Gauge("kvrelay_redis_breaker_open", "1 while Redis is not asked", registry=registry)
-        self._redis_failures = Counter("kvrelay_redis_failures", "Redis calls that failed or timed out", registry=registry)
+        self._redis_failures = Counter("kvrelay_redis_failures", "Calls that failed or timed out", registry=registry)
         self._dropped = Counter("kvrelay_redis_dropped", "Redis calls skipped or lost", ["kind"], registry=registry)
 
     def redis_breaker(self, is_open: bool) -> None:

@@ -23,7 +23,7 @@ from kvrelay.pb import transfer_pb2_grpc as pb_grpc
 from kvrelay.rpc.server import bind, new_server
 from kvrelay.transfer.desk import STOPPING, TransferDesk
 from kvrelay.transfer.grpc_pipe import MAX_FRAME_BYTES, GrpcPipe, GrpcPushService
-from kvrelay.transfer.words import Home
+from kvrelay.transfer.words import Home, TransferWatch, Unwatched
 
 START_TIMEOUT_S = 10.0
 SPARE_CALLS = 64
@@ -52,9 +52,10 @@ class TransferHub:
         kv: KvBytes,
         worker_id: WorkerId,
         incarnation: Incarnation,
+        watch: TransferWatch | None = None,
     ) -> None:
         self._settings = settings
-        self._home = Home(worker_id, incarnation, identity, kv)
+        self._home = Home(worker_id, incarnation, identity, kv, watch or Unwatched())
         self._inbox: EngineInbox | None = None
         self._thread: threading.Thread | None = None
         self._running: _Running | None = None

@@ -17,7 +17,7 @@ from kvrelay.core.ports import EngineInbox, Expected
 from kvrelay.rpc.frames import Frame
 from kvrelay.transfer.pipes import FrameStream
 from kvrelay.transfer.reception import Reception, State
-from kvrelay.transfer.words import Home, PushAnswer, PushFailed
+from kvrelay.transfer.words import Home, PushAnswer, PushFailed, outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +126,9 @@ class Receiving:
     def _forget(self, reception: Reception) -> None:
         transfer_id = reception.expected.transfer_id
         del self._live[transfer_id]
+        if reception.opened_at is not None:
+            seconds = asyncio.get_running_loop().time() - reception.opened_at
+            self._home.watch.transfer_ended("in", outcome_of(reception.error), reception.num_bytes, seconds)
         self._ended[transfer_id] = None
         if len(self._ended) > MAX_REMEMBERED:
             self._ended.popitem(last=False)

@@ -43,6 +43,9 @@ class Reception:
         self.state = State.EXPECTED
         self.error = ""
         """Why it was closed."""
+        self.num_bytes = 0
+        self.opened_at: float | None = None
+        """Loop time; None while no Push has come."""
         self.reading: asyncio.Timeout | None = None
         """The wait for the next frame, while there is one: closing ends it."""
         self._home = home
@@ -61,6 +64,7 @@ class Reception:
     def open(self, frame: PushOpen) -> None:
         """The one Push of this reservation begins. If the sender does not fit, the caller closes."""
         self.state = State.OPEN
+        self.opened_at = self._loop.time()
         self._check_identity(frame)
         self._check_shard(frame)
         expected = self.expected
@@ -154,6 +158,7 @@ class Reception:
             self._sender_dtype,
         )
         self._coverage.add(rectangle)
+        self.num_bytes += size
         self._num_slabs += 1
 
     def _accept_commit(self, commit: Commit) -> None:

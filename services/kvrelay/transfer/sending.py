@@ -23,7 +23,7 @@ from kvrelay.core.ports import EngineInbox, Outgoing
 from kvrelay.transfer.frames import contains, cut, read_slab, tile_bytes
 from kvrelay.transfer.pipes import Pipe
 from kvrelay.transfer.push_leg import PushLeg
-from kvrelay.transfer.words import Home, PushFailed
+from kvrelay.transfer.words import Home, PushFailed, outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,8 @@ class Sending:
     def _forget(self, send: Send, error: str) -> None:
         transfer_id = send.outgoing.handoff.transfer_id
         del self._live[transfer_id]
+        seconds = asyncio.get_running_loop().time() - send.opened_at
+        self._home.watch.transfer_ended("out", outcome_of(error), send.num_bytes, seconds)
         self._inbox.send_ended(transfer_id, error)
 
 
@@ -92,6 +94,8 @@ class Send:
         self._on_end = on_end
         self._ready_blocks = outgoing.first_block
         """Blocks of the sequence below this may leave."""
+        self.num_bytes = 0
+        self.opened_at = asyncio.get_running_loop().time()
         self._commit: Commit | None = None
         self._abort_reason = "the send was cancelled"
         self._legs: list[PushLeg] = []
@@ -170,6 +174,7 @@ class Send:
         size = tile_bytes(self._home.identity, self._home.kv.shard.dtype)
         for rectangle in cut(begin, end - begin, leg.receiver.shard, size):
             await leg.write(read_slab(self._home.kv, self.outgoing.blocks, rectangle, seq_no, size))
+            self.num_bytes += rectangle.num_bytes(size)
             seq_no += 1
             await asyncio.sleep(0)  # let arriving Pushes and the engine's calls in between two slabs
         return seq_no

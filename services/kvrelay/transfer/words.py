@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvrelay.core.handoff import KvBytes, KvIdentity
 from kvrelay.core.ids import Incarnation, WorkerId
+
+
+class TransferWatch(Protocol):
+    """Counts. Called on the transfer loop, once for every Push that was opened."""
+
+    def transfer_ended(self, direction: str, outcome: str, num_bytes: int, seconds: float) -> None:
+        """`direction`: "in" or "out". `outcome`: "committed" or "failed". `num_bytes`: KV payload moved."""
+        ...
+
+
+class Unwatched:
+    """Nobody counts."""
+
+    def transfer_ended(self, direction: str, outcome: str, num_bytes: int, seconds: float) -> None:
+        pass
+
+
+def outcome_of(error: str) -> str:
+    return "failed" if error else "committed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +36,7 @@ class Home:
     incarnation: Incarnation
     identity: KvIdentity
     kv: KvBytes
+    watch: TransferWatch = Unwatched()
 
 
 @dataclass(frozen=True, slots=True)

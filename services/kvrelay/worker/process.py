@@ -38,6 +38,7 @@ from kvrelay.rpc.server import bind, new_server
 from kvrelay.transfer.hub import TransferHub
 from kvrelay.worker.attach import AttachService
 from kvrelay.worker.drain import drain
+from kvrelay.worker.metered import MeteredRunner
 from kvrelay.worker.outbox import StepOutbox
 from kvrelay.worker.presence import Presence
 from kvrelay.worker.supervisor import Supervisor, watch_engine
@@ -120,7 +121,9 @@ class WorkerProcess:
         self._model = model = await asyncio.to_thread(self._load_model)
         registry = open_registry(self._config.placement, SystemClock(), self.metrics)
         owned.push_async_callback(registry.close)
-        self._hub = TransferHub(self._config.transfer, model.identity, model.storage, worker_id, incarnation)
+        self._hub = TransferHub(
+            self._config.transfer, model.identity, model.storage, worker_id, incarnation, self.metrics
+        )
         spec = self._build_engine()
         host = await asyncio.to_thread(advertised_host, settings.host)
         push_port = await self._start_hub(owned, settings.host)
@@ -173,9 +176,9 @@ class WorkerProcess:
             asyncio.get_running_loop(), config.link.max_outbox_bytes,
             on_step=self._on_step, on_overflow=self._on_overflow, on_death=self._on_death,
         )
+        runner = MeteredRunner(model.runner, self.metrics, SystemClock())
         self._engine = Engine(
-            config.engine, spec, model.runner, self._hub, outbox, SystemClock(),
-            max_reservations=config.transfer.max_open,
+            config.engine, spec, runner, self._hub, outbox, SystemClock(), max_reservations=config.transfer.max_open
         )
         self._hub.bind(self._engine)
         self._attach = AttachService(
