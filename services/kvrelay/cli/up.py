@@ -102,11 +102,11 @@ def _ready(state: ClusterState, begin: float) -> None:
         say(_NO_HAPROXY)
     say(f"[green]Ready[/green] after {time.monotonic() - begin:.1f} s: {state.model}")
     for record in workers(state):
-        block = record.identity.block_size
-        tokens = record.num_blocks * block
+        tokens = record.num_blocks * record.identity.block_size
+        sessions = tokens / max(1, record.max_context)
         say(
-            f"[dim]  {record.worker_id}: {record.num_blocks} blocks, {tokens} tokens, "
-            f"{tokens / max(1, record.max_context):.1f} sessions at {record.max_context} tokens[/dim]"
+            f"[dim]  {record.worker_id}: {record.num_blocks:,} blocks, {tokens:,} tokens, "
+            f"{sessions:,.1f} sessions at the model's context of {record.max_context:,}[/dim]"
         )
 
 

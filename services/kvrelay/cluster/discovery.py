@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,13 +45,20 @@ class RayDirectory:
     def __init__(self, application: str, unix_time: Callable[[], float] = time.time) -> None:
         self._prefix = f"worker:{application}:"
         self._unix_time = unix_time
+        self._lock = threading.Lock()
+        self._withdrawn: set[WorkerId] = set()
 
     def announce(self, record: WorkerRecord) -> None:
+        """Nothing happens after `withdraw`: a call may still be on its thread when its task is cancelled."""
         entry = msgspec.json.encode(_Entry(self._unix_time(), record))
-        internal_kv._internal_kv_put(self._key(record), entry, overwrite=True, namespace=_NAMESPACE)
+        with self._lock:
+            if record.worker_id not in self._withdrawn:
+                internal_kv._internal_kv_put(self._key(record), entry, overwrite=True, namespace=_NAMESPACE)
 
     def withdraw(self, record: WorkerRecord) -> None:
-        internal_kv._internal_kv_del(self._key(record), namespace=_NAMESPACE)
+        with self._lock:
+            self._withdrawn.add(record.worker_id)
+            internal_kv._internal_kv_del(self._key(record), namespace=_NAMESPACE)
 
     def members(self) -> list[WorkerRecord]:
         oldest = self._unix_time() - FORGET_S

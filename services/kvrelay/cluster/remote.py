@@ -28,7 +28,7 @@ def deploy_to(address: str, config: Config, *, host: str, worker_gpus: float, wo
         metrics_port=config.router.metrics_port,
     )
     try:
-        ray.init(address=address, logging_level=logging.WARNING)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         serve.start(
             proxy_location="EveryNode",
             http_options=HTTPOptions(host=host, port=config.router.http_port),

@@ -25,6 +25,7 @@ _CALL_TIMEOUT_S = 10.0
 _PROBE_TIMEOUT_S = 2.0
 _WORKER_CPUS = 0.2
 _ROUTER_CPUS = 0.1
+_CONFIG_ERROR = "ConfigError: "
 _POOLS = ("PrefillWorker", "DecodeWorker")
 
 
@@ -67,11 +68,12 @@ class ServeApp:
         self._handle = serve.run_many([target], wait_for_applications_running=False)[0]
 
     def num_workers_running(self) -> int:
-        """Raises ConfigError if Serve has given the application up."""
+        """Raises ConfigError if the application cannot run, without waiting for Serve to try it again and again."""
         app = serve.status().applications[APP_NAME]
-        failed = [item.message for item in app.deployments.values() if item.status.value == "DEPLOY_FAILED"]
-        if app.status is ApplicationStatus.DEPLOY_FAILED or failed:
-            raise ConfigError(_reason(failed or [app.message]))
+        messages = [item.message for item in app.deployments.values()]
+        hopeless = [text for text in messages if _CONFIG_ERROR in text]
+        if app.status is ApplicationStatus.DEPLOY_FAILED or hopeless:
+            raise ConfigError(_reason(hopeless or [app.message, *messages]))
         return sum(app.deployments[name].replica_states.get("RUNNING", 0) for name in _POOLS if name in app.deployments)
 
     def not_ready(self) -> str:
@@ -135,12 +137,10 @@ def _share(wanted: float, num_workers: int) -> float:
 
 
 def _reason(messages: list[str]) -> str:
-    """The last line of Serve's message is the exception; the rest is its way through Ray."""
+    """Our own error's message; anything else whole, with its way through Ray."""
     text = "\n".join(messages).strip()
-    lines = [line for line in text.splitlines() if "ConfigError:" in line]
-    if lines:
-        return lines[-1].split("ConfigError:", 1)[1].strip()
-    return f"the workers cannot start:\n{text}"
+    ours = [line.split(_CONFIG_ERROR, 1)[1] for line in text.splitlines() if _CONFIG_ERROR in line]
+    return ours[-1].strip() if ours else f"the workers cannot start:\n{text}"
 
 
 def _loopback() -> str:
