@@ -123,13 +123,13 @@ def _tensors(reader: Any, config: dict[str, Any]) -> Iterator[tuple[str, torch.T
         stem, _, kind = tensor.name.rpartition(".")
         if kind != "weight":
             raise ConfigError(f"the GGUF's tensor {tensor.name} has no place in a Llama model")
-        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)  # F32 would be a view
         part = stem.rpartition(".")[2]
         if part in heads:
             values = _unpair(values, heads[part])
         name = f"{_target(stem)}.weight"
         if values.ndim == 1:  # a norm: small, kept as it is
-            yield name, torch.from_numpy(values.copy())
+            yield name, torch.from_numpy(values)
         else:
             yield name, torch.from_numpy(values).to(torch.bfloat16)
 

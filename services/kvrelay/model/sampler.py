@@ -57,8 +57,8 @@ class Sampler:
         adjusted: dict[bool, Tensor] = {}
         for draw in row.draws:
             held = draw.index < params.min_tokens
-            if params.is_greedy and not held and not _adjusts(params):
-                drawn.append(best)
+            if not held and not _adjusts(params):
+                drawn.append(best if params.is_greedy else self._draw(raw, params, draw))
                 continue
             if held not in adjusted:
                 adjusted[held] = self._adjust(row, raw, held)
