@@ -1,8 +1,10 @@
 """The engine of a worker: a mailbox, a thread, and a step that is a straight line.
 
-    mailbox ─▶ deadlines ─▶ reservations ─▶ schedule ─▶ run ─▶ commit ─▶ outbox
-       ▲                                                                   │
-       └───────────── wait at most 50 ms while there is nothing to do ◀────┘
+    mailbox ─▶ deadlines ─▶ reservations ─▶ schedule ─▶ outbox ─▶ run ─▶ commit ─▶ outbox
+       ▲                                                                            │
+       └───────────── wait at most 50 ms while there is nothing to do ◀─────────────┘
+
+The first outbox carries what is known before the step: a reservation or a commit must not wait for it.
 
 Only this thread touches sequences, blocks and reservations. An error that nobody foresaw ends it: the outbox hears of
 it, nothing is repaired, and the process is expected to go.
@@ -122,6 +124,8 @@ class Engine:
         self._admission.reserve_waiting()
         step = self._scheduler.schedule()
         if step is not None:
+            if self.work.has_events:
+                self._tell(has_computed=False)
             began = self._clock.now()
             result = self._runner.run(step.plan)
             self._meter.after_step(step.plan, self._clock.now() - began)

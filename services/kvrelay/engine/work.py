@@ -37,6 +37,10 @@ class Work:
     def tell(self, event: Event) -> None:
         self._events.append(event)
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
     def take_events(self) -> tuple[Event, ...]:
         events, self._events = tuple(self._events), []
         return events
