@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+PEERS  ?=
 PYTEST_ARGS ?=
 
-.PHONY: help up test lint proto install clean
+.PHONY: help up test lint proto install peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,12 +30,15 @@ test: install lint ## lint, then the whole suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: install ## ruff, mypy strict, import-linter
-	@$(BIN)/ruff check services kernels tests
+	@$(BIN)/ruff check services kernels loadtest tests
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
 proto: install ## regenerate services/kvrelay/pb from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=services --pyi_out=services --grpc_python_out=services proto/kvrelay/pb/*.proto
+
+peers: install ## build an environment for each engine that `kvrelay bench peers` compares with
+	@$(BIN)/python -m kvrelay_loadtest.peers.install $(PEERS)
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE_ROOTS = ("services", "kernels", "tests")
+PACKAGE_ROOTS = ("services", "kernels", "loadtest", "tests")
 
 
 def python_files(*roots: str) -> list[Path]:

@@ -1,0 +1,219 @@
+"""`kvrelay bench engine`: the whole engine (schedule, model, sampling, commit) without a network.
+
+Every decode cell (batch, context) runs `steps` steps; the medians are reported. Two columns compare with the machine:
+
+    weight_read_fraction   weight bytes per step ÷ (step at almost no context) ÷ read bandwidth
+    kv_read_fraction       KV bytes per step ÷ (step − step at almost no context) ÷ read bandwidth
+
+The difference of two steps is the time that attention takes for its KV. Where it is below 3 % of the step it is lost
+in noise, and the fraction is None.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvrelay.core.config import EngineSettings, ModelSettings, config_from_dict
+from kvrelay.core.errors import ConfigError
+from kvrelay.core.kv import DTYPE_BYTES, KvLayout, blocks_for
+from kvrelay.core.progress import Progress
+from kvrelay.engine.spec import EngineSpec
+from kvrelay.model.load import LoadedModel, load
+from kvrelay.model.obtain import obtain
+from kvrelay.model.spec import DecoderSpec
+from kvrelay_loadtest.engine_load import StepTime, Yard
+from kvrelay_loadtest.machine import Machine, measure_machine
+from kvrelay_loadtest.provenance import caption, provenance
+from kvrelay_loadtest.show import note, print_table
+from kvrelay_loadtest.stats import median
+
+BASE_CONTEXT = 16
+"""One block: as little attention as there can be."""
+WARM_STEPS = 3
+MIN_STEPS = 8
+RESOLVABLE = 0.03
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 20 / 32}
+"""Per parameter; int4 is Q4_1: 16 bytes of nibbles and two halves per 32 values."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBench:
+    model: str = "demo"
+    weights: tuple[str, ...] = ("auto",)
+    dtype: str = "auto"
+    batches: tuple[int, ...] = (1, 8, 32)
+    contexts: tuple[int, ...] = (128, 1024, 4096)
+    prefill_tokens: tuple[int, ...] = (128, 512, 2048)
+    steps: int = 64
+    repeats: int = 5
+    """Of each prefill."""
+    threads: int = 0
+    kv_memory: str = "6GiB"
+    """Cells that need more are left out, and named."""
+    cell_s: float = 20.0
+    """A cell that takes longer is cut short, but never below 8 steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    batch: int
+    context: int
+    step_s: float
+    python_s: float
+
+
+def run_engine_bench(bench: EngineBench, progress: Progress) -> dict[str, Any]:
+    """The JSON document. Raises ConfigError for what cannot work."""
+    meta = provenance()
+    directory = obtain(bench.model, progress)
+    machine: Machine | None = None
+    rows: list[dict[str, Any]] = []
+    prefill: list[dict[str, Any]] = []
+    skipped: list[str] = []
+    for weights in bench.weights:
+        settings = engine_settings(bench)
+        loaded = load(directory, model_settings(bench, weights), settings, threads=bench.threads, progress=progress)
+        _touch(loaded)
+        machine = machine or measure_machine()
+        name = loaded.dtype if weights == "auto" else weights
+        cells = _decode_cells(bench, loaded, settings, progress, skipped)
+        rows += [_row(name, cell, cells, loaded, machine) for cell in cells if cell.context != BASE_CONTEXT]
+        prefill += _prefill_rows(bench, name, loaded, settings, progress)
+    if machine is None:
+        raise ConfigError("give at least one weight format")
+    return {**asdict(machine), "rows": rows, "prefill": prefill, "meta": meta | {"skipped": skipped}}
+
+
+def model_settings(bench: EngineBench, weights: str) -> ModelSettings:
+    """Raises ConfigError for a format that this build does not know."""
+    section: dict[str, Any] = {"path": bench.model, "dtype": bench.dtype}
+    if weights != "auto":
+        section["weights"] = weights
+    return config_from_dict({"model": section}).model
+
+
+def engine_settings(bench: EngineBench) -> EngineSettings:
+    rows = max(bench.batches)
+    return EngineSettings(
+        kv_memory=bench.kv_memory, max_num_seqs=rows, max_waiting=rows, growth_tokens=_num_tokens(bench),
+        watermark_fraction=0.0,
+    )  # fmt: skip
+
+
+def weight_bytes(spec: DecoderSpec, name: str) -> float:
+    """What a decode step must read: every linear layer and the head once. Norms and embedding rows are left out."""
+    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    layer = spec.hidden * heads + spec.num_heads * spec.head_dim * spec.hidden + 3 * spec.hidden * spec.ffn
+    each = WEIGHT_BYTES.get(name, 2.0)
+    head = max(each, 34 / 32) if name == "int4" else each  # a GGUF keeps the head in Q8_0
+    return spec.num_layers * layer * each + spec.vocab * spec.hidden * head
+
+
+def kv_bytes(layout: KvLayout, batch: int, context: int) -> float:
+    return float(batch * context * layout.token_bytes)
+
+
+def _num_tokens(bench: EngineBench) -> int:
+    return bench.steps + WARM_STEPS + 1
+
+
+def _spec(loaded: LoadedModel) -> EngineSpec:
+    return EngineSpec(
+        loaded.num_blocks, loaded.layout.block_size, loaded.max_context, loaded.eos_token_ids,
+        loaded.identity.fingerprint(), loaded.dtype, loaded.num_tokens,
+    )  # fmt: skip
+
+
+def _touch(loaded: LoadedModel) -> None:
+    """Small numbers in every block: untouched pages would all be one page of zeros, and that sits in the cache."""
+    import torch
+
+    dtype = {4: torch.float32, 2: torch.bfloat16}[DTYPE_BYTES[loaded.layout.dtype]]
+    pattern = (torch.arange(loaded.layout.block_bytes // dtype.itemsize) % 251 - 125).to(dtype) / 250
+    loaded.storage.pool.copy_(pattern.view(torch.uint8).expand_as(loaded.storage.pool))
+
+
+def _decode_cells(
+    bench: EngineBench, loaded: LoadedModel, settings: EngineSettings, progress: Progress, skipped: list[str]
+) -> list[Cell]:
+    wanted = [(batch, context) for batch in bench.batches for context in (BASE_CONTEXT, *bench.contexts)]
+    size = loaded.layout.block_size
+    cells: list[Cell] = []
+    progress.start(f"decode {loaded.dtype}", len(wanted))
+    for batch, context in wanted:
+        num_blocks = batch * blocks_for(context + _num_tokens(bench), size)
+        if num_blocks > loaded.num_blocks or context + _num_tokens(bench) > loaded.max_context:
+            skipped.append(f"batch {batch}, context {context}: does not fit into {bench.kv_memory} of KV or the model")
+        else:
+            cells.append(_decode_cell(bench, Yard(settings, _spec(loaded), loaded.runner), batch, context))
+        progress.advance(1)
+    progress.done()
+    return cells
+
+
+def _decode_cell(bench: EngineBench, yard: Yard, batch: int, context: int) -> Cell:
+    yard.decode(batch, context, bench.steps + WARM_STEPS)
+    for _ in range(WARM_STEPS):
+        yard.step()
+    times: list[StepTime] = []
+    deadline = time.perf_counter() + bench.cell_s
+    while len(times) < bench.steps and (len(times) < MIN_STEPS or time.perf_counter() < deadline):
+        times.append(yard.step())
+        if yard.num_rows != batch:
+            raise ConfigError(f"a step had {yard.num_rows} rows instead of {batch}: give more --kv-memory")
+    return Cell(batch, context, median([t.total_s for t in times]), median([t.python_s for t in times]))
+
+
+def _row(name: str, cell: Cell, cells: Sequence[Cell], loaded: LoadedModel, machine: Machine) -> dict[str, Any]:
+    base = next(other for other in cells if other.batch == cell.batch and other.context == BASE_CONTEXT)
+    attention_s = cell.step_s - base.step_s
+    read_kv = kv_bytes(loaded.layout, cell.batch, cell.context - BASE_CONTEXT)
+    is_resolved = attention_s > RESOLVABLE * cell.step_s
+    return {
+        "weights": name,
+        "batch": cell.batch,
+        "context": cell.context,
+        "tokens_per_s": cell.batch / cell.step_s,
+        "step_ms": cell.step_s * 1e3,
+        "python_ms": cell.python_s * 1e3,
+        "weight_read_fraction": weight_bytes(loaded.spec, name) / base.step_s / 1e9 / machine.read_gbps,
+        "kv_read_fraction": read_kv / attention_s / 1e9 / machine.read_gbps if is_resolved else None,
+    }
+
+
+def _prefill_rows(
+    bench: EngineBench, name: str, loaded: LoadedModel, settings: EngineSettings, progress: Progress
+) -> list[dict[str, Any]]:
+    fitting = [length for length in bench.prefill_tokens if length < loaded.max_context]
+    progress.start(f"prefill {name}", len(fitting) * bench.repeats)
+    rows = []
+    for length in fitting:
+        yard = Yard(settings, _spec(loaded), loaded.runner, seed=length)
+        yard.prefill(min(length, 32))
+        seconds = []
+        for _ in range(bench.repeats):
+            seconds.append(yard.prefill(length))
+            progress.advance(1)
+        rows.append({"weights": name, "tokens": length, "tokens_per_s": length / median(seconds)})
+    progress.done()
+    return rows
+
+
+def print_engine_bench(document: dict[str, Any]) -> None:
+    note(f"read {document['read_gbps']:.1f} GB/s, bf16 GEMM {document['gemm_gflops']:.0f} GFLOP/s")
+    columns = (
+        "weights", "batch", "context", "tokens_per_s", "step_ms", "python_ms", "weight_read_fraction",
+        "kv_read_fraction",
+    )  # fmt: skip
+    rows = [[row[name] for name in columns] for row in document["rows"]]
+    headings = ("weights", "batch", "context", "tokens/s", "step ms", "python ms", "weights ÷ read bw", "KV ÷ read bw")
+    print_table("decode", headings, rows, caption(document["meta"]))
+    names = ("weights", "tokens", "tokens_per_s")
+    print_table("prefill", ("weights", "tokens", "tokens/s"), [[r[n] for n in names] for r in document["prefill"]])
+    for line in document["meta"]["skipped"]:
+        note(f"left out: {line}")
+
+
