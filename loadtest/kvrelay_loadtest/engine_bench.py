@@ -67,6 +67,7 @@ class Cell:
 
 def run_engine_bench(bench: EngineBench, progress: Progress) -> dict[str, Any]:
     """The JSON document. Raises ConfigError for what cannot work."""
+    check_weights(bench.weights)
     meta = provenance()
     directory = obtain(bench.model, progress)
     machine: Machine | None = None
@@ -85,6 +86,13 @@ def run_engine_bench(bench: EngineBench, progress: Progress) -> dict[str, Any]:
     if machine is None:
         raise ConfigError("give at least one weight format")
     return {**asdict(machine), "rows": rows, "prefill": prefill, "meta": meta | {"skipped": skipped}}
+
+
+def check_weights(names: Sequence[str]) -> None:
+    """Raises ConfigError for a format nobody has heard of."""
+    unknown = [name for name in names if name != "auto" and name not in WEIGHT_BYTES]
+    if unknown or not names:
+        raise ConfigError(f"no weight format {', '.join(unknown)}; known: auto, {', '.join(WEIGHT_BYTES)}")
 
 
 def model_settings(bench: EngineBench, weights: str) -> ModelSettings:

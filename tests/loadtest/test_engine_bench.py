@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvrelay.core.batch import StepPlan, StepResult
 from kvrelay.core.config import EngineSettings
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.kv import KvLayout
@@ -13,7 +14,7 @@ from kvrelay.core.progress import NullProgress
 from kvrelay.engine.fakes import FakeRunner
 from kvrelay.engine.spec import EngineSpec
 from kvrelay.model.spec import read_spec
-from kvrelay_loadtest.engine_bench import EngineBench, kv_bytes, model_settings, run_engine_bench, weight_bytes
+from kvrelay_loadtest.engine_bench import EngineBench, check_weights, kv_bytes, run_engine_bench, weight_bytes
 from kvrelay_loadtest.engine_load import EngineFailed, Yard
 from kvrelay_loadtest.machine import measure_machine
 from tests.support.tiny import write_model_t
@@ -65,9 +66,9 @@ def test_kv_bytes_count_every_layer_key_and_value() -> None:
     assert kv_bytes(KvLayout(2, 2, 16, 16, "float32"), batch=3, context=10) == 3 * 10 * 2 * 2 * 2 * 16 * 4
 
 
-def test_an_unknown_weight_format_is_refused() -> None:
-    with pytest.raises(ConfigError):
-        model_settings(EngineBench(), "nf2" if "weights" in _model_fields() else "bf16")
+def test_an_unknown_setting_of_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nf2"):
+        check_weights(("auto", "nf2"))
 
 
 def test_the_yardsticks_are_positive() -> None:
@@ -76,21 +77,13 @@ def test_the_yardsticks_are_positive() -> None:
     assert machine.gemm_gflops > 0
 
 
-def _model_fields() -> set[str]:
-    from dataclasses import fields
-
-    from kvrelay.core.config import ModelSettings
-
-    return {item.name for item in fields(ModelSettings)}
-
-
 class _Writing:
     """A `FakeRunner` whose reserved blocks hold what was sent: nothing lands for real in this yard."""
 
     def __init__(self, runner: FakeRunner) -> None:
         self._runner = runner
 
-    def run(self, plan):  # type: ignore[no-untyped-def]
+    def run(self, plan: StepPlan) -> StepResult:
         for row in plan.rows:
             for position in range(row.num_computed):
                 self._runner.kv.setdefault((row.block_table[position // 16], position % 16), 0)
