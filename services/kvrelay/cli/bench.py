@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,6 +42,94 @@ def engine(
     )  # fmt: skip
     document = run_engine_bench(bench, Bars())
     print_json(document) if as_json else print_engine_bench(document)
+
+
+@app.command("serve")
+def serve(
+    url: Annotated[str, typer.Option(help="http://host:port of an OpenAI API, or grpc://host:port of ours.")],
+    arrival: Annotated[str, typer.Option(help="poisson, constant, or trace.")] = "poisson",
+    rate: Annotated[float, typer.Option(help="Requests per second (poisson, constant).")] = 1.0,
+    requests: Annotated[int, typer.Option(min=1, help="At most this many.")] = 64,
+    trace: Annotated[str, typer.Option(help="azure, mooncake, or a file: lengths, and times to replay.")] = "",
+    rate_scale: Annotated[float, typer.Option(help="Replay this many times as fast.")] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="Prompts and answers this many times as long.")] = 1.0,
+    min_input: Annotated[int, typer.Option(min=0, help="Rows with at least this many prompt tokens.")] = 0,
+    max_input: Annotated[int, typer.Option(min=0, help="Rows with at most this many; 0: all.")] = 0,
+    max_output: Annotated[int, typer.Option(min=0, help="Cut answers to this; 0: not.")] = 0,
+    input_tokens: Annotated[int, typer.Option(min=1, help="Without a trace.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Without a trace.")] = 128,
+    turns: Annotated[int, typer.Option(min=1, max=100, help="Turns of each session.")] = 1,
+    turn_tokens: Annotated[int, typer.Option(min=1, help="New prompt tokens of later turns.")] = 64,
+    think_s: Annotated[float, typer.Option(min=0, help="Between an answer and the next turn.")] = 1.0,
+    slo: Annotated[str, typer.Option(help="Objectives in ms: ttft=500,itl=50 (also tpot, e2el).")] = "",
+    warmup_s: Annotated[float, typer.Option(min=0, help="Requests scheduled before this are not counted.")] = 0.0,
+    limit_s: Annotated[float, typer.Option(min=1, help="The run ends here at the latest.")] = 600.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Per request, without a byte.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Of times and prompts.")] = 0,
+    model: Annotated[str, typer.Option(show_default="the first one", help="Model id.")] = "",
+    chat: Annotated[bool, typer.Option("--chat", help="Chat instead of plain completions.")] = False,
+    stop_at_eos: Annotated[bool, typer.Option("--stop-at-eos", help="Do not send ignore_eos.")] = False,
+    api_key: Annotated[str, typer.Option(envvar="KVRELAY_API_KEY")] = "",
+    metrics_url: Annotated[list[str] | None, typer.Option(help="Poll this for KV use; repeatable.")] = None,
+    label: Annotated[str, typer.Option(show_default="the URL", help="Name of the run.")] = "",
+    save: Annotated[Path | None, typer.Option(help="Keep everything, for compare and report.")] = None,
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Load another machine.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Open-loop load against a server: TTFT, TPOT, ITL, whole requests, goodput, errors."""
+    _require("httpx")
+    from kvrelay_loadtest import compare as comparing
+    from kvrelay_loadtest import serve_bench
+    from kvrelay_loadtest.show import Bars, print_json
+
+    bench = serve_bench.ServeBench(
+        url, arrival, rate, requests, trace, rate_scale, length_scale, min_input, max_input, max_output,
+        input_tokens, output_tokens, turns, turn_tokens, think_s, slo, warmup_s, limit_s, timeout_s, seed, model,
+        chat, not stop_at_eos, api_key, tuple(metrics_url or ()), label, allow_remote,
+    )  # fmt: skip
+    document = serve_bench.serve(bench, Bars())
+    if save is not None:
+        comparing.save_run(save, document)
+    if as_json:
+        print_json(serve_bench.without_records(document))
+    else:
+        serve_bench.print_serve_bench(document)
+
+
+@app.command("compare")
+def compare(
+    a: Annotated[Path, typer.Argument(help="Saved by bench serve --save.")],
+    b: Annotated[Path, typer.Argument()],
+    as_json: AsJson = False,
+) -> None:
+    """Two saved runs side by side."""
+    from kvrelay_loadtest import compare as comparing
+    from kvrelay_loadtest.show import print_json
+
+    document = comparing.compare(comparing.load_run(a), comparing.load_run(b))
+    print_json(document) if as_json else comparing.print_comparison(document)
+
+
+@app.command("report")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Saved by bench serve --save.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    title: Annotated[str, typer.Option()] = "kvrelay bench",
+    as_json: AsJson = False,
+) -> None:
+    """One self-contained HTML page of saved runs: tables, latency curves, goodput against rate, KV use."""
+    _require("matplotlib")
+    from kvrelay_loadtest.compare import load_run
+    from kvrelay_loadtest.report import render
+    from kvrelay_loadtest.show import print_json
+
+    page = render([load_run(path) for path in runs], title)
+    try:
+        output.write_text(page)
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error.strerror}") from error
+    summary = {"page": str(output), "runs": len(runs), "bytes": len(page)}
+    print_json(summary) if as_json else typer.echo(f"{output}: {len(runs)} runs, {len(page) // 1024} KiB")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
