@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvrelay_kernels.copy_blocks import reference as copy_reference
+from kvrelay_kernels.decoder.native import DecoderParts, NativeDecoder
 from kvrelay_kernels.gather_blocks import cpu as gather_cpu
 from kvrelay_kernels.gather_blocks import reference as gather_reference
 from kvrelay_kernels.linear import cpu as linear_cpu
@@ -33,14 +35,17 @@ from kvrelay_kernels.write_kv import reference as write_reference
 Plan = Any
 """Opaque: made and read by one set."""
 
+Packed = Any
+"""Likewise: a weight as one set multiplies with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ops:
     """Shapes and meaning: the `reference.py` of each operator."""
 
     name: str
-    pack: Callable[[Tensor], Tensor]
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    pack: Callable[[Tensor], Packed]
+    linear: Callable[[Tensor, Packed, Tensor | None], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
@@ -54,6 +59,8 @@ class Ops:
     scatter_blocks: Callable[[Tensor, Tensor, int, int, int, int, Tensor], None]
     greedy: Callable[[Tensor], tuple[Tensor, Tensor]]
     draw: Callable[[Tensor, float, int, float, float, float], int]
+    decoder: Callable[[DecoderParts], NativeDecoder] | None = None
+    """All layers of a step in one call, where a set can do that."""
 
 
 REFERENCE = Ops(
@@ -95,5 +102,20 @@ CPU = Ops(
 )
 
 
-def ops_for(device: torch.device) -> Ops:
-    return CPU if device.type == "cpu" else REFERENCE
+def ops_for(device: torch.device, dtype: torch.dtype = torch.float32, head_dim: int = 8) -> Ops:
+    """The fastest set that computes with these on this machine."""
+    if device.type != "cpu":
+        return REFERENCE
+    if dtype not in (torch.float32, torch.bfloat16) or head_dim % 8 or head_dim > 1024:
+        return CPU
+    return best_native() or CPU
+
+
+@cache
+def best_native() -> Ops | None:
+    """None where nothing can be compiled."""
+    from kvrelay_kernels.native.library import best_library
+    from kvrelay_kernels.native.ops import native_ops  # builds on the sets above
+
+    library = best_library()
+    return None if library is None else native_ops(library)

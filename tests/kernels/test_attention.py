@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvrelay_kernels.dispatch import CPU, REFERENCE
+from kvrelay_kernels.dispatch import CPU, REFERENCE, Ops
 from kvrelay_kernels.paged_attention.batch import AttentionBatch
 
 NUM_LAYERS, NUM_BLOCKS = 2, 40
@@ -36,7 +36,7 @@ def fill(cache: Tensor, block_table: Tensor, kv_len: int, generator: torch.Gener
 
 def check(
     lengths: list[tuple[int, int]], *, kv_heads: int = 2, group: int = 2, head_dim: int = 16, block_size: int = 16,
-    window: int = 0, dtype: torch.dtype = torch.float32,
+    window: int = 0, dtype: torch.dtype = torch.float32, ops: Ops = CPU,
 ) -> Tensor:
     """lengths: (query_len, kv_len) per sequence."""
     generator = torch.Generator().manual_seed(0)
@@ -53,7 +53,7 @@ def check(
     )
     heads = kv_heads * group
     q = torch.randn(batch.num_queries, heads, head_dim, generator=generator).to(dtype)
-    got = CPU.paged_attention(q, cache, CPU.plan_attention(batch, cache, heads))
+    got = ops.paged_attention(q, cache, ops.plan_attention(batch, cache, heads))
     expected = REFERENCE.paged_attention(q, cache, REFERENCE.plan_attention(batch, cache, heads))
     assert not expected.isnan().any()
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2

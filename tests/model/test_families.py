@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvrelay_kernels.dispatch import CPU, REFERENCE, Ops
+from kvrelay_kernels.dispatch import CPU, REFERENCE, Ops, best_native
 from tests.model.rig import Sequences, all_logits, load_tiny, token_ids
 from tests.support.tiny import BOS, write_model_t
 
@@ -57,7 +57,10 @@ def transformers_model(directory: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=lambda ops: ops.name)
+SETS = [CPU, REFERENCE, *filter(None, [best_native()])]
+
+
+@pytest.mark.parametrize("ops", SETS, ids=lambda ops: ops.name)
 def test_logits_equal_transformers_whole_and_in_chunks(model: Path, ops: Ops) -> None:
     with torch.inference_mode():
         expected = transformers_model(model)(torch.tensor([PROMPT])).logits[0]

@@ -132,9 +132,10 @@ class RopeTable:
     def __init__(self, spec: RopeSpec, head_dim: int, max_context: int, device: torch.device) -> None:
         angles = torch.outer(torch.arange(max_context, dtype=torch.float32), frequencies(spec, head_dim))
         cos, sin = angles.cos() * spec.amplitude, angles.sin() * spec.amplitude
-        self._cos = torch.cat((cos, cos), dim=-1).to(device)
-        self._sin = torch.cat((-sin, sin), dim=-1).to(device)
+        self.cos = torch.cat((cos, cos), dim=-1).to(device)
+        """[max_context, head_dim] float32, like `sin`."""
+        self.sin = torch.cat((-sin, sin), dim=-1).to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [tokens] int64 → cos, sin, each [tokens, 1, head_dim] float32."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)

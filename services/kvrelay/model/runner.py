@@ -7,6 +7,7 @@ import torch
 from kvrelay.core.batch import RowResult, StepPlan, StepResult
 from kvrelay.model import decoder
 from kvrelay.model.inputs import build_step
+from kvrelay.model.one_call import build_batch, one_call_decoder
 from kvrelay.model.rope import RopeTable
 from kvrelay.model.sampler import Sampler
 from kvrelay.model.spec import DecoderSpec
@@ -27,6 +28,7 @@ class TorchRunner:
         self._rope = rope
         self._sampler = sampler
         self._ops = ops
+        self._one_call = one_call_decoder(spec, weights, storage, rope, ops)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -34,14 +36,19 @@ class TorchRunner:
             self._storage.copy([copy.source for copy in plan.copies], [copy.target for copy in plan.copies])
         if not plan.rows:
             return StepResult(())
+        return StepResult(self._results(plan, self._logits(plan)))
+
+    def _logits(self, plan: StepPlan) -> torch.Tensor:
+        """[drawing rows, vocab] float32."""
+        if self._one_call is not None:
+            return self._one_call.step(build_batch(plan, self._storage.layout.block_size))
         step = build_step(plan, self._spec, self._storage, self._rope, self._ops)
         hidden = decoder.forward(self._spec, self._weights, self._ops, self._storage.layers, step)
-        return StepResult(self._results(plan, hidden))
+        return decoder.logits(self._spec, self._weights, self._ops, hidden)
 
-    def _results(self, plan: StepPlan, hidden: torch.Tensor) -> tuple[RowResult, ...]:
+    def _results(self, plan: StepPlan, logits: torch.Tensor) -> tuple[RowResult, ...]:
         drawing = [row for row in plan.rows if row.draws]
         if not drawing:
             return tuple(RowResult(()) for _ in plan.rows)
-        logits = decoder.logits(self._spec, self._weights, self._ops, hidden)  # [drawing rows, vocab]
         sampled = iter(self._sampler.sample(drawing, logits))
         return tuple(next(sampled) if row.draws else RowResult(()) for row in plan.rows)

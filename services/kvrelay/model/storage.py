@@ -23,6 +23,9 @@ from kvrelay_kernels.dispatch import Ops
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+CACHE_LINE_BYTES = 64
+"""The pool begins on one: a row of keys that straddles lines costs another read."""
+
 
 class KvStorage:
     """Implements `core.handoff.KvBytes`. Gather and scatter may run on other threads than the engine's: they touch
@@ -77,7 +80,9 @@ class KvStorage:
 
 def _zeroed(num_blocks: int, block_bytes: int, device: torch.device) -> Tensor:
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros((num_blocks, block_bytes), dtype=np.uint8))
+        raw = np.zeros(num_blocks * block_bytes + CACHE_LINE_BYTES, dtype=np.uint8)
+        begin = -raw.ctypes.data % CACHE_LINE_BYTES
+        return torch.from_numpy(raw[begin : begin + num_blocks * block_bytes].reshape(num_blocks, block_bytes))
     return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, device=device)
 
 

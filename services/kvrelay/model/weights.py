@@ -19,13 +19,13 @@ from torch import Tensor
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.progress import Progress
 from kvrelay.model.spec import DecoderSpec, read_json
-from kvrelay_kernels.dispatch import Ops
+from kvrelay_kernels.dispatch import Ops, Packed
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    packed: Tensor
-    """[out, in] in the order of the kernel set it was packed by."""
+    packed: Packed
+    """[out, in] in the form of the kernel set it was packed by."""
     bias: Tensor | None = None
 
 
@@ -116,7 +116,7 @@ class Checkpoint:
 class _Builder:
     def __init__(
         self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype, device: torch.device,
-        pack: Callable[[Tensor], Tensor],
+        pack: Callable[[Tensor], Packed],
     ) -> None:
         self._checkpoint = checkpoint
         self._spec = spec
