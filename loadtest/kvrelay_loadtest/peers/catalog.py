@@ -25,7 +25,7 @@ class Peer:
 
     @property
     def runner(self) -> Path:
-        return Path(__file__).parent / "runners" / f"{self.name.replace('-', '_')}.py"
+        return Path(__file__).parent / "runners" / f"run_{self.name.replace('-', '_')}.py"
 
 
 PEERS = (

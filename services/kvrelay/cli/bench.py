@@ -44,6 +44,37 @@ def engine(
     print_json(document) if as_json else print_engine_bench(document)
 
 
+@app.command("peers")
+def peers(
+    batches: Annotated[str, typer.Option(help="Sequences per decode step.")] = "1,8,32",
+    prompt: Annotated[int, typer.Option(min=1, max=384, help="Prompt tokens of decode rows.")] = 128,
+    tokens: Annotated[int, typer.Option(min=16, max=256, help="Output tokens of decode rows.")] = 128,
+    prefill: Annotated[str, typer.Option(help="Prompt lengths.")] = "512",
+    rounds: Annotated[int, typer.Option(min=1, max=50, help="Each engine's turns per row.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads of every engine.")] = 2,
+    model: Model = "demo",
+    gguf: Annotated[str, typer.Option(show_default="the demo's", help="GGUF for the peers that read one.")] = "",
+    only: Annotated[str, typer.Option(help="These peers, with commas.", show_default="all")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """The same work on vLLM, OpenVINO GenAI and llama.cpp, in turns with ours. `make peers` installs them."""
+    _require("torch")
+    from dataclasses import replace
+
+    from kvrelay_loadtest.peers.catalog import peer_named
+    from kvrelay_loadtest.peers_bench import PeersBench, print_peers_bench, run_peers_bench
+    from kvrelay_loadtest.show import Bars, print_json
+
+    bench = PeersBench(_numbers(batches), prompt, tokens, _numbers(prefill), rounds, threads, model, gguf)
+    if only:
+        try:
+            bench = replace(bench, peers=tuple(peer_named(name).name for name in only.split(",")))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    document = run_peers_bench(bench, Bars())
+    print_json(document) if as_json else print_peers_bench(document)
+
+
 @app.command("serve")
 def serve(
     url: Annotated[str, typer.Option(help="http://host:port of an OpenAI API, or grpc://host:port of ours.")],
