@@ -23,9 +23,20 @@ class Machine:
     gemm_gflops: float
 
 
-def measure_machine(*, read_bytes: int = READ_BYTES, gemm_sizes: tuple[int, ...] = GEMM_SIZES) -> Machine:
-    """With as many threads as torch has at the moment."""
+def measure_machine(
+    *, threads: int = 0, read_bytes: int = READ_BYTES, gemm_sizes: tuple[int, ...] = GEMM_SIZES
+) -> Machine:
+    """With torch's threads, or `threads` of them."""
+    import torch
+
+    if threads > 0:
+        torch.set_num_threads(threads)
     return Machine(_read_gbps(read_bytes), max(_gemm_gflops(size) for size in gemm_sizes))
+
+
+def best_of(first: Machine, second: Machine) -> Machine:
+    """A yardstick that was disturbed is too short: the better of two tries counts."""
+    return Machine(max(first.read_gbps, second.read_gbps), max(first.gemm_gflops, second.gemm_gflops))
 
 
 def _read_gbps(num_bytes: int) -> float:

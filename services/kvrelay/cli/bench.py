@@ -127,6 +127,54 @@ def serve(
         serve_bench.print_serve_bench(document)
 
 
+@app.command("relay")
+def relay(
+    rates: Annotated[str, typer.Option(help="Requests per second of the first pass.")] = "0.25,0.5,0.75,1.0",
+    seconds: Annotated[float, typer.Option(min=5, max=600, help="Of each run.")] = 60.0,
+    trace: Annotated[str, typer.Option(help="azure, mooncake, or a file.")] = "azure",
+    min_input: Annotated[int, typer.Option(min=0)] = 1000,
+    max_input: Annotated[int, typer.Option(min=0)] = 2000,
+    max_output: Annotated[int, typer.Option(min=1, help="Longer answers are cut.")] = 128,
+    threads: Annotated[int, typer.Option(min=2, help="Compute threads of each system.")] = 2,
+    model: Model = "demo",
+    kv_memory: Annotated[str, typer.Option(help="Per worker of ours.")] = "1GiB",
+    systems: Annotated[str, typer.Option(help="In this order.")] = "vllm_cpu,relay,mixed",
+    as_json: AsJson = False,
+) -> None:
+    """Prefill and decode apart, together, and vLLM: the same trace at the same rates on the same cores."""
+    _require("httpx", "torch")
+    from kvrelay_loadtest.relay_bench import RelayBench, print_relay_bench, run_relay_bench
+    from kvrelay_loadtest.show import Bars, print_json
+
+    bench = RelayBench(
+        _rates(rates), seconds, trace, min_input, max_input, max_output, threads, model, kv_memory,
+        tuple(systems.split(",")),
+    )  # fmt: skip
+    document = run_relay_bench(bench, Bars())
+    print_json(document) if as_json else print_relay_bench(document)
+
+
+@app.command("router")
+def router(
+    streams: Annotated[str, typer.Option(help="Streams at once, for CPU per token.")] = "1,64,256",
+    seconds: Annotated[float, typer.Option(min=0.5, max=60, help="Of each CPU measurement.")] = 5.0,
+    probes: Annotated[int, typer.Option(min=5, max=10_000, help="Requests for the added TTFT.")] = 100,
+    background: Annotated[int, typer.Option(min=1, max=400, help="Streams beside the probes.")] = 32,
+    model: Annotated[str, typer.Option(help="Whose tokenizer.")] = "demo",
+    as_json: AsJson = False,
+) -> None:
+    """What the router adds to the first token and costs per token, with workers that cost nothing."""
+    from kvrelay_loadtest.children import ChildFailed
+    from kvrelay_loadtest.router_bench import RouterBench, print_router_bench, run_router_bench
+    from kvrelay_loadtest.show import Bars, print_json
+
+    try:
+        document = run_router_bench(RouterBench(_numbers(streams), seconds, probes, background, model), Bars())
+    except ChildFailed as error:
+        raise ConfigError(str(error)) from error
+    print_json(document) if as_json else print_router_bench(document)
+
+
 @app.command("compare")
 def compare(
     a: Annotated[Path, typer.Argument(help="Saved by bench serve --save.")],
@@ -171,6 +219,16 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not all(0 < number <= 1 << 20 for number in numbers):
         raise ConfigError(f"numbers from 1 to {1 << 20} make sense here, found {text}")
     return numbers
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"expected rates such as 0.5,1,2, found {text!r}") from None
+    if not all(0 < rate <= 1000 for rate in rates):
+        raise ConfigError(f"rates above 0 and up to 1000 make sense here, found {text}")
+    return rates
 
 
 def _require(*modules: str) -> None:
