@@ -72,6 +72,8 @@ inline void two_by_two(
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t along = 0; along < w.tiles; along++, b += 2 * kTileBytes, a += 32) {
+    if (row == 0)  // later rows find the group in the cache
+      for (int line = 0; line < 32; line++) __builtin_prefetch(b + kPrefetchBytes + line * 64);
     _tile_loadd(4, a, x_stride * 2);
     _tile_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);

@@ -214,17 +214,17 @@ class Attention {
       AttentionScratch& scratch, const Softmax& state) const {
     const int64_t rows = item.num_queries * group_;
     const Queries queries = {scratch.q(), head_dim_, scratch.visible()};
-    transpose_keys(here, next, head_dim_, scratch.lines());
+    transpose_keys(here, head_dim_, scratch.lines());
     if constexpr (sizeof(T) == 2) {
       if (rows > kAttendRows) {
         widen_keys(scratch.lines(), head_dim_, scratch.wide_lines());
         widen_values(here.values, head_dim_, scratch.stride(), scratch.wide_values());
-        const Chunk<float> wide = {scratch.wide_lines(), scratch.wide_rows(), scratch.wide_rows()};
+        const Chunk<float> wide = {scratch.wide_lines(), scratch.wide_rows(), scratch.wide_rows(), scratch.wide_rows()};
         attend_chunk(queries, rows, wide, num_keys, head_dim_, state);
         return;
       }
     }
-    attend_chunk(queries, rows, Chunk<T>{scratch.lines(), here.values, next.values}, num_keys, head_dim_, state);
+    attend_chunk(queries, rows, Chunk<T>{scratch.lines(), here.values, next.keys, next.values}, num_keys, head_dim_, state);
   }
 
   void see_chunk(const AttentionItem& item, int64_t key, Visible* to) const {

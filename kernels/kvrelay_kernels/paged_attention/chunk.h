@@ -20,7 +20,8 @@ template <class T>
 struct Chunk {
   const float* keys;
   const T* const* values;
-  const T* const* next_values;  // of the chunk after this one, to be fetched meanwhile
+  const T* const* next_keys;  // of the chunk after this one, to be fetched meanwhile
+  const T* const* next_values;
 };
 
 /// Where 64 tokens from `first` on lie; those at `end` and later lie in zeros.
@@ -112,18 +113,15 @@ KVR_INLINE void transpose_rows<bf16>(const bf16* const* rows, int64_t head_dim, 
 }
 #endif
 
+/// Into the second-level cache: the first has fewer lines in flight, and a burst of them stalls what computes.
 template <class T>
 KVR_INLINE void prefetch_row(const T* row, int64_t head_dim) {
-  for (int64_t d = 0; d < head_dim; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + d);
+  for (int64_t d = 0; d < head_dim; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + d, 0, 2);
 }
 
-/// Keys of `rows` into lines; those of the next chunk are on their way meanwhile.
 template <class T>
-void transpose_keys(const TokenRows<T>& rows, const TokenRows<T>& next, int64_t head_dim, float* lines) {
-  for (int i = 0; i < kChunk; i += W) {
-    for (int j = 0; j < W; j++) prefetch_row(next.keys[i + j], head_dim);
-    transpose_rows<T>(rows.keys + i, head_dim, lines + i);
-  }
+void transpose_keys(const TokenRows<T>& rows, int64_t head_dim, float* lines) {
+  for (int i = 0; i < kChunk; i += W) transpose_rows<T>(rows.keys + i, head_dim, lines + i);
 }
 
 /// The two dimensions in dwords of pairs.

@@ -58,7 +58,7 @@ struct Visible {
 };
 
 template <int R, class T>
-KVR_INLINE void score_rows(const float* q, int64_t q_stride, const float* keys, int64_t head_dim, float* scores) {
+KVR_INLINE void score_rows(const float* q, int64_t q_stride, const Chunk<T>& chunk, int64_t head_dim, float* scores) {
   constexpr int kPerLine = 4 / sizeof(T);
   for (int span = 0; span < kChunk; span += kSpan) {
     V sums[R][kSpanVectors];
@@ -67,7 +67,9 @@ KVR_INLINE void score_rows(const float* q, int64_t q_stride, const float* keys, 
 #pragma GCC unroll 4
       for (int v = 0; v < kSpanVectors; v++) sums[r][v] = V{};
     for (int64_t d = 0; d < head_dim; d += kPerLine) {
-      const float* line = keys + d / kPerLine * kChunk + span;
+      for (int64_t key = d; key < d + kPerLine && key < kChunk && span == 0; key++)
+        prefetch_row(chunk.next_keys[key], head_dim);
+      const float* line = chunk.keys + d / kPerLine * kChunk + span;
 #pragma GCC unroll 4
       for (int v = 0; v < kSpanVectors; v++) {
         const V key = load(line + v * W);
@@ -127,8 +129,8 @@ KVR_INLINE void add_span(
     for (int v = 0; v < kSpanVectors; v++)
       sums[r][v] = load(state.values + (row + r) * state.stride + begin + v * W) * splat(shrink[r]);
   for (int key = 0; key < num_keys; key++) {
-    __builtin_prefetch(chunk.next_values[key] + begin);
-    if (sizeof(T) * kSpan > 64) __builtin_prefetch(chunk.next_values[key] + begin + 64 / sizeof(T));
+    __builtin_prefetch(chunk.next_values[key] + begin, 0, 2);
+    if (sizeof(T) * kSpan > 64) __builtin_prefetch(chunk.next_values[key] + begin + 64 / sizeof(T), 0, 2);
 #pragma GCC unroll 4
     for (int v = 0; v < kSpanVectors; v++) {
       const int64_t at = begin + v * W, left = head_dim - at;
@@ -166,7 +168,7 @@ __attribute__((noinline)) void attend_rows(
     const Queries& q, int64_t row, const Chunk<T>& chunk, int num_keys, int64_t head_dim, const Softmax& state) {
   alignas(64) float scores[R * kChunk];
   float shrink[R];
-  score_rows<R, T>(q.data + row * q.stride, q.stride, chunk.keys, head_dim, scores);
+  score_rows<R, T>(q.data + row * q.stride, q.stride, chunk, head_dim, scores);
   for (int r = 0; r < R; r++)
     shrink[r] = weigh_row(scores + r * kChunk, q.visible[row + r], state.maxima + row + r, state.totals + row + r);
   add_values<R, T>(scores, shrink, chunk, num_keys, head_dim, state, row);
