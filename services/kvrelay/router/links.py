@@ -194,7 +194,7 @@ class WorkerLink:
             async with asyncio.timeout(self._settings.silence_s):
                 await call.write(pb.RouterMessage(hello=hello))
                 message = await call.read()
-                if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+                if message is grpc.aio.EOF:
                     return await _reason(call)
         except TimeoutError:
             return f"no welcome within {self._settings.silence_s:g} s"
@@ -232,7 +232,7 @@ class WorkerLink:
             while True:
                 async with asyncio.timeout(self._settings.silence_s):
                     message = await call.read()
-                if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+                if message is grpc.aio.EOF:
                     return await _reason(call)
                 self._on_message(message)
         except TimeoutError:

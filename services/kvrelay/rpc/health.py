@@ -15,7 +15,7 @@ class Health:
     def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
         """`service_names` are full names, such as `kvrelay.v1.Inference`. Starts as not serving."""
         self._names = ("", *service_names)
-        self._servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
+        self._servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import grpc
 
@@ -16,7 +15,7 @@ def new_server(
     public: bool = False,
     max_message_bytes: int = 0,
     max_concurrent_calls: int | None = None,
-    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
     """An aio server of the running loop that turns KvrelayErrors into statuses (innermost, behind `interceptors`)."""
     return grpc.aio.server(

@@ -113,7 +113,7 @@ class GrpcFrameStream:
 
     async def read(self) -> Frame | None:
         message = await self._context.read()
-        if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
+        if message is grpc.aio.EOF:
             return None
         try:
             return frame_from_pb(message)

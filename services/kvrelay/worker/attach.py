@@ -140,7 +140,7 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
                 message = await context.read()
         except TimeoutError:
             raise Unavailable(f"no hello within {self._settings.silence_s:g} s") from None
-        at_end = message is grpc.aio.EOF  # type: ignore[attr-defined]
+        at_end = message is grpc.aio.EOF
         if at_end or message.WhichOneof("kind") != "hello" or not message.hello.router_id:
             raise BadRequest("a stream begins with a hello that names the router")
         if message.hello.protocol != PROTOCOL_VERSION:

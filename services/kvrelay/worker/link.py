@@ -69,7 +69,7 @@ class Link:
                 message = await context.read()
             except grpc.aio.BaseError as error:
                 return f"the stream broke: {error}"
-            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+            if message is grpc.aio.EOF:
                 return ""
             self._num_silent_beats = 0
             dispatch(message)
