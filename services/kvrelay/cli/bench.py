@@ -71,6 +71,7 @@ def peers(
             bench = replace(bench, peers=tuple(peer_named(name).name for name in only.split(",")))
         except ValueError as error:
             raise ConfigError(str(error)) from None
+    _leave_on_sigterm()
     document = run_peers_bench(bench, Bars())
     print_json(document) if as_json else print_peers_bench(document)
 
@@ -150,6 +151,7 @@ def relay(
         _rates(rates), seconds, trace, min_input, max_input, max_output, threads, model, kv_memory,
         tuple(systems.split(",")),
     )  # fmt: skip
+    _leave_on_sigterm()
     document = run_relay_bench(bench, Bars())
     print_json(document) if as_json else print_relay_bench(document)
 
@@ -168,6 +170,7 @@ def router(
     from kvrelay_loadtest.router_bench import RouterBench, print_router_bench, run_router_bench
     from kvrelay_loadtest.show import Bars, print_json
 
+    _leave_on_sigterm()
     try:
         document = run_router_bench(RouterBench(_numbers(streams), seconds, probes, background, model), Bars())
     except ChildFailed as error:
@@ -209,6 +212,14 @@ def report(
         raise ConfigError(f"cannot write {output}: {error.strerror}") from error
     summary = {"page": str(output), "runs": len(runs), "bytes": len(page)}
     print_json(summary) if as_json else typer.echo(f"{output}: {len(runs)} runs, {len(page) // 1024} KiB")
+
+
+def _leave_on_sigterm() -> None:
+    """So that `kill` ends the servers of a bench as Ctrl-C does, and leaves none behind."""
+    import signal
+    import sys
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
