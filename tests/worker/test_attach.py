@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvrelay.core.config import LinkSettings
+from kvrelay.core.errors import Unavailable
 from kvrelay.core.events import (
     Failed,
     FailReason,
@@ -18,6 +19,7 @@ from kvrelay.core.events import (
     Token,
     Tokens,
 )
+from kvrelay.core.handoff import PROTOCOL_VERSION
 from kvrelay.core.ids import TokenId
 from kvrelay.core.placement import Load
 from kvrelay.pb import worker_pb2 as pb
@@ -217,6 +219,30 @@ async def test_the_death_of_the_engine_fails_every_sequence() -> None:
         story.routers.append(late)
         with pytest.raises(ConnectionError, match="the engine is gone"):
             await late.hello()
+
+
+async def test_the_death_of_the_engine_reaches_those_behind_a_router_that_is_cut_off() -> None:
+    async with attach_story(replace(LINK, max_outbox_bytes=150)) as story:
+        crowded, other = await story.router("a"), await story.router("b")
+        await crowded.start(local_start("ra", choices=(0, 1)))
+        await other.start(local_start("rb"))
+        await story.inbox.until(lambda: len(story.inbox.starts) == 2)
+        story.service.fail_all("the engine is gone")
+        assert await other.events() == [Failed(key("rb"), FailReason.ENGINE, "the engine is gone")]
+        assert "reads too slowly" in await crowded.ended()
+
+
+async def test_a_hello_that_comes_after_the_death_of_the_engine_is_refused() -> None:
+    class Slow:
+        """A stream whose router says hello while the engine dies."""
+
+        async def read(self) -> pb.RouterMessage:
+            story.service.fail_all("the engine is gone")
+            return pb.RouterMessage(hello=pb.Hello(router_id="late", protocol=PROTOCOL_VERSION))
+
+    async with attach_story() as story:
+        with pytest.raises(Unavailable, match="the engine is gone"):
+            await story.service.Attach(object(), Slow())
 
 
 async def test_close_writes_what_is_queued_first() -> None:

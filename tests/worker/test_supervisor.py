@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from kvrelay.worker.supervisor import Supervisor, watch_engine
 from tests.support.virtual_time import run_virtual
 
@@ -84,5 +86,19 @@ def test_a_stuck_step_is_noticed_and_named() -> None:
         supervisor.fail("something later")
         assert len(failures) == 1
         await supervisor.stop()
+
+    run_virtual(story())
+
+
+def test_the_owner_learns_of_the_failure_whatever_telling_the_others_does() -> None:
+    def tell(reason: str) -> None:
+        raise RuntimeError("a stream that could not be told")
+
+    async def story() -> None:
+        supervisor = Supervisor(tell)
+        with pytest.raises(RuntimeError):
+            supervisor.fail("the engine died")
+        await supervisor.wait()
+        assert supervisor.reason == "the engine died"
 
     run_virtual(story())

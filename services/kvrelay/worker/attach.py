@@ -90,7 +90,7 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
     def fail_all(self, reason: str) -> None:
         """The engine is gone: tell every router about every sequence, then end the streams and take no new ones."""
         self._closed = reason
-        for link in self._links.values():
+        for link in list(self._links.values()):
             keys = self._ledger.forget(link)
             self._send(link, [Failed(key, FailReason.ENGINE, reason) for key in keys])
             link.finish()
@@ -133,13 +133,13 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
             raise Unavailable(reason)
 
     async def _hello(self, context: Any) -> RouterId:
-        if self._closed:
-            raise Unavailable(self._closed)
         try:
             async with asyncio.timeout(self._settings.silence_s):
                 message = await context.read()
         except TimeoutError:
             raise Unavailable(f"no hello within {self._settings.silence_s:g} s") from None
+        if self._closed:
+            raise Unavailable(self._closed)
         at_end = message is grpc.aio.EOF
         if at_end or message.WhichOneof("kind") != "hello" or not message.hello.router_id:
             raise BadRequest("a stream begins with a hello that names the router")

@@ -40,8 +40,8 @@ class Supervisor:
             return
         self.reason = reason
         log.error("this worker has failed: %s", reason)
-        self._on_failure(reason)
         self._over.set()
+        self._on_failure(reason)
 
     def run(self, name: str, work: Callable[[], Awaitable[None]], *, restart_s: float | None = None) -> None:
         """Keep `work` going. Without `restart_s` its end is the end of the worker; with it, it is begun again."""
