@@ -4,13 +4,15 @@
                             └─ a second way to a worker that is up already: hang up, look again later
 
 A stream belongs to one incarnation, so what arrives on it can only be about legs that were started on it; legs that
-are unknown here are stale, and dropped. The end of a stream is the end of its legs, at once.
+are unknown here are stale, and dropped. The end of a stream is the end of its legs, at once. Silence is counted in
+beats of this loop, not in clock time: a router that was itself held up for seconds blames no worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from typing import Any, Protocol
 
@@ -100,6 +102,10 @@ class WorkerLink:
         self._pending = Pending()
         self._legs: dict[LegKey, Deliver] = {}
         self._outbox = Outbox()
+        self._num_silent_beats = 0
+        """Since the worker last said something."""
+        self._num_stuck_beats: int | None = None
+        """Since the write that is under way began; None between two writes."""
         self._wait_s = FIRST_WAIT_S
         self._down_since: float | None = None
 
@@ -174,7 +180,8 @@ class WorkerLink:
             if refused:
                 return refused
             loop = asyncio.get_running_loop()
-            tasks = [loop.create_task(self._read(call)), loop.create_task(self._write(call))]
+            self._num_silent_beats, self._num_stuck_beats = 0, None
+            tasks = [loop.create_task(part) for part in (self._read(call), self._write(call), self._watch())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ended = done.pop()
             why = CANCELLED if ended.cancelled() else ended.result()
@@ -230,13 +237,11 @@ class WorkerLink:
     async def _read(self, call: Any) -> str:
         try:
             while True:
-                async with asyncio.timeout(self._settings.silence_s):
-                    message = await call.read()
+                message = await call.read()
                 if message is grpc.aio.EOF:
                     return await _reason(call)
+                self._num_silent_beats = 0
                 self._on_message(message)
-        except TimeoutError:
-            return f"silent for {self._settings.silence_s:g} s"
         except grpc.aio.AioRpcError as error:
             return error.details() or error.code().name
         except BadRequest as error:
@@ -246,13 +251,25 @@ class WorkerLink:
         try:
             while not self._outbox.overflown:
                 message = await self._outbox.next(self._settings.beat_s)
-                async with asyncio.timeout(self._settings.silence_s):
-                    await call.write(message)
-        except TimeoutError:
-            return f"took nothing for {self._settings.silence_s:g} s"
+                self._num_stuck_beats = 0
+                await call.write(message)
+                self._num_stuck_beats = None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return await _reason(call)
         return f"did not take {MAX_OUTBOX} messages"
+
+    async def _watch(self) -> str:
+        """Ends when the worker has said nothing, or taken nothing, for too long."""
+        max_beats = math.ceil(self._settings.silence_s / self._settings.beat_s)
+        while True:
+            await asyncio.sleep(self._settings.beat_s)
+            self._num_silent_beats += 1
+            if self._num_silent_beats > max_beats:
+                return f"silent for {self._settings.silence_s:g} s"
+            if self._num_stuck_beats is not None:
+                self._num_stuck_beats += 1
+                if self._num_stuck_beats > max_beats:
+                    return f"took nothing for {self._settings.silence_s:g} s"
 
     def _on_message(self, message: pb.WorkerMessage) -> None:
         kind = message.WhichOneof("kind")
