@@ -78,6 +78,14 @@ class Guest:
         return expected_ids(self.request.prompt_ids, self.request.sampling, choice)
 
 
+def assert_undisturbed(guest: Guest) -> None:
+    assert guest.error is None
+    for choice in range(guest.request.n):
+        assert guest.ids(choice) == guest.expected(choice)
+        assert guest.finish(choice).finish_reason == "length"
+    assert guest.summary.num_output_tokens == guest.request.n * guest.request.sampling.max_tokens
+
+
 class Table:
     """`prefill` and `decode` are counts; the workers are called prefill-0, decode-0, ..."""
 

@@ -13,18 +13,10 @@ from kvrelay.core.ids import Choice, TokenId
 from kvrelay.core.output import Delta
 from kvrelay.core.placement import Role
 from kvrelay.core.request import Leg, SamplingParams
-from tests.router.table import GREEDY, PROMPT, Guest, Table
+from tests.router.table import GREEDY, PROMPT, Table, assert_undisturbed
 from tests.support.virtual_time import run_virtual
 
 SEEDED = SamplingParams(max_tokens=8, seed=1234, frequency_penalty=0.5, logprobs=1)
-
-
-def assert_undisturbed(guest: Guest) -> None:
-    assert guest.error is None
-    for choice in range(guest.request.n):
-        assert guest.ids(choice) == guest.expected(choice)
-        assert guest.finish(choice).finish_reason == "length"
-    assert guest.summary.num_output_tokens == guest.request.n * guest.request.sampling.max_tokens
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])

@@ -90,6 +90,7 @@ class Coordinator:
         self._hints = Hints()
         self._hashes: tuple[BlockHash, ...] = ()
         self._started = False
+        self._waits_since = self.moments.accepted
         self._admitted = bool(request.resume)
         """A worker has taken it once, so it is a stream that goes on: it goes ahead of new work."""
 
@@ -177,10 +178,10 @@ class Coordinator:
         self._wait(ask)
 
     def _wait(self, ask: Ask) -> None:
-        """New work waits for a bounded time, counted from the request's arrival; a replay waits for the deadline."""
+        """New work waits for a bounded time, counted from its arrival or its last loss; a replay for the deadline."""
         self._waiting[ask] = None
         if not ask.replay:
-            until = self.moments.accepted + self._kitchen.config.router.max_waiting_s
+            until = self._waits_since + self._kitchen.config.router.max_waiting_s
             self._waiting[ask] = self._loop.call_at(until, self._mailbox.put, WaitOver(ask))
         self._kitchen.room.enter(ask.ticket)
 
@@ -296,8 +297,12 @@ class Coordinator:
 
     def lost(self, choices: Sequence[Choice], loss: Loss) -> None:
         answers = [self._answers[choice] for choice in choices]
+        if loss.is_nobodys_fault:
+            for answer in answers:
+                answer.num_attempts -= 1
         check_attempts(answers, self._kitchen.config.router.max_attempts, loss)
         self._tally.replayed(loss.reason)
+        self._waits_since = self._loop.time()
         self._excluded.update(loss.workers)
         self._ask_again(choices)
 

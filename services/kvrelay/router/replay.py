@@ -3,7 +3,8 @@
     decode lost · prefill lost · transfer broken · preempted · tokens that do not fit
         └▶ the same choice with a longer prompt, placed again, inside the deadline and `max_attempts`
 
-Refusals are no losses: the request keeps its place in the queue and no attempt is counted.
+Refusals are no losses: the request keeps its place in the queue and no attempt is counted. Nor is one for a choice
+that was preempted: a full pool does that again and again to the newest stream, and each time it has come further.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ class Loss:
     """A label: "link", "engine", "transfer", "preempted", "protocol"."""
     message: str
     workers: tuple[WorkerId, ...]
+
+    @property
+    def is_nobodys_fault(self) -> bool:
+        """It costs no attempt."""
+        return self.reason == FailReason.PREEMPTED.value
 
 
 def loss_of(failed: Failed, *workers: WorkerId) -> Loss:
