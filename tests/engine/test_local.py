@@ -282,3 +282,27 @@ def test_logprobs_travel_with_their_tokens() -> None:
     (first,) = rig.of(FirstToken)
     assert first.token.logprob == -0.5
     assert len(first.token.top) == 2
+
+
+@pytest.mark.parametrize("leg", Leg)
+def test_output_that_ends_in_a_stop_token_is_over_at_once(leg: Leg) -> None:
+    rig = Rig(eos=[7])
+    for number, last in enumerate((7, 9)):
+        sampling = replace(GREEDY, stop_token_ids=(TokenId(9),))
+        start = rig.start([*prompt(20), TokenId(last)], sampling, request=f"{number}", leg=leg, num_prompt=20)
+        rig.run()
+        assert rig.outbox.events == [Finished(start.key(Choice(0)), FinishReason.STOP)]
+        rig.outbox.events.clear()
+    rig.assert_empty()
+
+
+def test_a_stop_token_that_did_not_count_ends_nothing_later_either() -> None:
+    rig = Rig(eos=[7])
+    for number, (length, sampling) in enumerate(
+        ((20, replace(GREEDY, ignore_eos=True)), (20, replace(GREEDY, min_tokens=1)), (21, GREEDY))
+    ):
+        start = rig.start([*prompt(20), TokenId(7)], sampling, request=f"{number}", num_prompt=length)
+        rig.run()
+        assert len(rig.output(start)) > 1
+        rig.assert_right(start)
+    rig.assert_empty()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from kvrelay.core.ids import SessionId, TenantId, TokenId
 from kvrelay.core.placement import SessionKey
 from kvrelay.core.request import Leg, SamplingParams
@@ -225,6 +227,20 @@ def test_a_caller_who_has_everything_gets_the_end() -> None:
         guest = await table.serve(replace(GREEDY, max_tokens=3), resume=words("abc"))
         assert guest.ids() == ()
         assert guest.finish().finish_reason == "length"
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("num_prefill", [0, 1], ids=["local", "relay"])
+def test_a_caller_whose_last_token_was_the_end_of_sequence_gets_the_end(num_prefill: int) -> None:
+    async def story() -> None:
+        table = Table(prefill=num_prefill)
+        table.worker("decode-0").eos = TokenId(ord("c"))
+        guest = await table.serve(resume=words("abc"))
+        assert guest.ids() == ()
+        assert guest.finish().finish_reason == "stop"
+        assert guest.summary.num_output_tokens == 3
+        await table.assert_empty()
 
     run_virtual(story())
 

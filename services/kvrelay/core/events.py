@@ -5,6 +5,8 @@ Each choice of each `Start` gets exactly one terminal event: `Finished`, `Failed
     LOCAL    FirstToken  Tokens*  Finished
     RECEIVE  Reserved    Committed  Tokens*  Finished     (a choice that ended with its first token: Failed(cancelled))
     SEND     FirstToken  Finished(handed_off | stop | length)
+
+A Start whose output so far ends in a stop token is answered with Finished(stop) alone.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""A `Start` comes in: it is refused at once, or it becomes a sequence that waits, or one that holds a reservation."""
+"""A `Start` comes in: it is refused, or over already, or it becomes a sequence that waits or holds a reservation.
+
+It is over when the output it brings along ends in a stop token: a caller who resumes may have everything but the end.
+"""
 
 from __future__ import annotations
 
 from kvrelay.core.config import EngineSettings
-from kvrelay.core.events import Refused, RefuseReason
+from kvrelay.core.events import Finished, FinishReason, Refused, RefuseReason
 from kvrelay.core.ids import Choice
 from kvrelay.core.ports import Refusal
-from kvrelay.core.request import Leg, Start
+from kvrelay.core.request import Leg, SamplingParams, Start
 from kvrelay.engine.admission import Admission
 from kvrelay.engine.sequence import Sequence
 from kvrelay.engine.spec import EngineSpec
@@ -34,7 +37,9 @@ class Intake:
 
     def accept(self, start: Start, arrived_at: float) -> None:
         refusal = self._refusal(start)
-        if refusal is None:
+        if refusal is None and self._is_over(start):
+            self._work.tell(Finished(start.key(start.choices[0]), FinishReason.STOP))
+        elif refusal is None:
             seq = self._sequence(start, arrived_at)
             if seq.leg is Leg.RECEIVE and not start.replay:
                 refusal = self._reserve_now(seq)
@@ -45,6 +50,14 @@ class Intake:
             for choice in start.choices:
                 key = start.key(choice)
                 self._work.tell(Refused(key, refusal.reason, refusal.message, refusal.retry_after_ms))
+
+    def _is_over(self, start: Start) -> bool:
+        last = start.next_index - 1
+        return last >= start.sampling.min_tokens and last >= 0 and start.token_ids[-1] in self._stops(start.sampling)
+
+    def _stops(self, sampling: SamplingParams) -> frozenset[int]:
+        eos = frozenset[int]() if sampling.ignore_eos else self._spec.eos_token_ids
+        return eos | frozenset(sampling.stop_token_ids)
 
     def _reserve_now(self, seq: Sequence) -> Refusal | None:
         """New work is never parked with a reservation in mind: it gets one now, or somebody else may have it."""
@@ -112,13 +125,11 @@ class Intake:
         return ""
 
     def _sequence(self, start: Start, arrived_at: float) -> Sequence:
-        sampling = start.sampling
-        eos = frozenset[int]() if sampling.ignore_eos else self._spec.eos_token_ids
         choices: list[Choice] = list(start.choices)
         tokens = list(start.token_ids)
         return Sequence(
             start=start, leg=leg_of(start), choices=choices, tokens=tokens,
-            table=self._work.cache.new_table(tokens, start.cache_salt), stops=eos | frozenset(sampling.stop_token_ids),
+            table=self._work.cache.new_table(tokens, start.cache_salt), stops=self._stops(start.sampling),
             arrived_at=arrived_at, deadline=arrived_at + start.timeout_ms / 1000,
             keys={choice: start.key(choice) for choice in choices},
         )  # fmt: skip

@@ -185,6 +185,9 @@ class ScriptedLeg:
             self._emit(Refused(self.start.key(self.open[0]), reason, "told to", retry_after_ms))
             self.end_now()
             return
+        if self.start.next_index and self._is_stop(self.start.token_ids[-1], self.start.next_index - 1):
+            self._end(Finished(self.start.key(self.open[0]), FinishReason.STOP))
+            return
         match self.start.leg:
             case Leg.LOCAL:
                 await self._first_tokens()
@@ -284,12 +287,15 @@ class ScriptedLeg:
         return len(self._history[choice]) - self.start.num_prompt - 1
 
     def _maybe_finish(self, choice: Choice, index: int, token: Token) -> None:
-        sampling = self.start.sampling
-        is_eos = token.token_id == self.worker.eos and not sampling.ignore_eos
-        if (is_eos or token.token_id in sampling.stop_token_ids) and index >= sampling.min_tokens:
+        if self._is_stop(token.token_id, index):
             self._end(Finished(self.start.key(choice), FinishReason.STOP))
-        elif index + 1 >= sampling.max_tokens:
+        elif index + 1 >= self.start.sampling.max_tokens:
             self._end(Finished(self.start.key(choice), FinishReason.LENGTH))
+
+    def _is_stop(self, token_id: TokenId, index: int) -> bool:
+        sampling = self.start.sampling
+        is_eos = token_id == self.worker.eos and not sampling.ignore_eos
+        return (is_eos or token_id in sampling.stop_token_ids) and index >= sampling.min_tokens
 
     def _end(self, event: Failed | Finished) -> None:
         if event.key.choice in self.open:
