@@ -180,7 +180,9 @@ def test_a_broken_stream_goes_on_where_it_was(ask: Ask, ending: Any) -> None:
     assert [type(event) for event in events] == [Started, Delta, Delta, Delta, Finished, Summary]
     again = server.requests[2]
     assert (again.text, list(again.resume), again.options.seed, again.options.max_tokens) == ("hello", [10, 11], 9, 8)
+    assert again.resume_chars == len("".join(event.text for event in events[1:3]))  # type: ignore[union-attr]
     assert list(server.requests[0].resume) == []
+    assert not server.requests[0].HasField("resume_chars")
     assert events[-1].num_resumes == 2  # type: ignore[union-attr]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvrelay.core.errors import Broken, NoRoom, Unavailable
 from kvrelay.core.events import FinishReason, Token
 from kvrelay.core.ids import Choice, RequestId, TokenId
-from kvrelay.core.output import ChoiceFinished, Delta, Started
+from kvrelay.core.output import ChoiceFinished, Delta, Output, Started
 from kvrelay.router.admission import Admission, Ticket, WaitingRoom
 from kvrelay.router.delivery import Delivery, SlowReader
 from kvrelay.router.mailbox import Mailbox
@@ -80,6 +80,49 @@ def test_text_and_indices_do_not_depend_on_how_tokens_were_cut(
     for delta in deltas:
         assert len(delta.text_offsets) == len(delta.tokens)
     assert isinstance(outputs[-1], ChoiceFinished)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("abX", max_size=30), st.lists(st.text("abX", min_size=1, max_size=4), min_size=1, max_size=3),
+       st.lists(st.integers(1, 3), max_size=30), st.data())
+def test_a_caller_who_says_how_much_text_it_has_gets_the_rest(
+    song: str, stops: list[str], sizes: list[int], data: st.DataObject
+) -> None:
+    """Tokens of one to three letters: a stop string may begin in the middle of one, which is then half shown."""
+    pieces, left = [], song
+    for size in [*sizes, *[2] * 30]:
+        pieces, left = [*pieces, left[:size].encode()], left[size:]
+    tokens = [Token(TokenId(i)) for i, piece in enumerate(pieces) if piece]
+
+    class Pieces:
+        def token_bytes(self, token_id: int) -> bytes:
+            return pieces[token_id]
+
+    def answer(resume: list[TokenId], chars: int | None) -> Answer:
+        return Answer(Choice(0), OutputText(Pieces(), tuple(stops)), resume, resume_chars=chars)
+
+    def rest(of: Answer) -> tuple[str, list[TokenId], ChoiceFinished]:
+        outputs = of.resume()
+        if not of.is_done:
+            outputs += of.accept(of.log.next_index, tokens[of.log.next_index :])
+        if not of.is_done:
+            outputs += of.finish(FinishReason.LENGTH)
+        return _said(outputs)
+
+    whole = rest(answer([], None))
+    first = answer([], None)
+    text, ids, _ = _said(first.accept(0, tokens[: data.draw(st.integers(0, len(tokens)))]))
+    if first.is_done:
+        return
+    more, more_ids, finished = rest(answer(ids, len(text)))
+    assert (text + more, ids + more_ids, finished) == whole
+
+
+def _said(outputs: list[Output]) -> tuple[str, list[TokenId], ChoiceFinished]:
+    deltas = [each for each in outputs if isinstance(each, Delta)]
+    ids = [token.token_id for delta in deltas for token in delta.tokens]
+    ends = [each for each in outputs if isinstance(each, ChoiceFinished)]
+    return "".join(delta.text for delta in deltas), ids, ends[0] if ends else ChoiceFinished(Choice(0), "open")
 
 
 def test_a_delivery_gives_what_was_queued_and_then_the_error() -> None:

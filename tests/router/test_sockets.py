@@ -270,6 +270,8 @@ async def test_errors_have_their_status(house: Build) -> None:
     assert error.code == "context_length_exceeded"
     error = await home.fails(ask(text="x", resume=[1, 2], options=pb.Options(n=2, seed=1)))
     assert error.param == "resume"
+    error = await home.fails(ask(text="x", resume_chars=3, options=pb.Options(n=2, seed=1)))
+    assert error.param == "resume"
     await home.assert_empty()
 
 

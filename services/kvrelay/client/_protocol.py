@@ -70,9 +70,9 @@ class Exchange:
         self._num_choices = max(1, message.options.n) if message.options.HasField("n") else 1
         self._started: Started | None = None
         self._token_ids: list[int] = []
-        """Output so far of the only choice; what a resume sends."""
+        """Output so far of the only choice; what a resume sends, with the number of characters of text."""
+        self._num_chars = 0
         self._next_index: dict[int, int] = {}
-        self._text_seen = False
         self._finished: set[int] = set()
         self._summary_seen = False
         self._num_resumes = 0
@@ -88,6 +88,8 @@ class Exchange:
             self._message.options.seed = self._started.seed
             del self._message.resume[:]
             self._message.resume.extend(self._token_ids)
+            if self._num_choices == 1:
+                self._message.resume_chars = self._num_chars
         return self._message
 
     def receive(self, message: pb.GenerateEvent) -> Event | None:
@@ -130,10 +132,10 @@ class Exchange:
 
     @property
     def _has_output(self) -> bool:
-        return bool(self._next_index) or self._text_seen
+        return bool(self._next_index) or self._num_chars > 0
 
     def _count(self, delta: Delta) -> None:
-        self._text_seen = self._text_seen or bool(delta.text)
+        self._num_chars += len(delta.text)
         if not delta.tokens:
             return
         expected = self._next_index.get(delta.choice, 0)

@@ -24,6 +24,9 @@ class GenerateRequest:
     timeout_s: float = 600.0
     resume: tuple[TokenId, ...] = ()
     """Output tokens a caller already has (the SDK after a router's death); n = 1 only. Output starts after them."""
+    resume_chars: int | None = None
+    """Characters of text this caller already has: with stop strings that is not a matter of whole tokens. None: all
+    that `resume` gives."""
     endpoint: str = "other"
     """Which door it came through: a metric's label ("chat", "completions", "grpc_generate", "grpc_chat")."""
 

@@ -79,7 +79,8 @@ class Coordinator:
         self._mailbox: Mailbox[Signal] = Mailbox(settings.max_delta_queue)
         stop_ids = request.sampling.stop_token_ids
         self._answers = [
-            Answer(Choice(i), kitchen.new_text(request), request.resume, stop_ids) for i in range(request.n)
+            Answer(Choice(i), kitchen.new_text(request), request.resume, stop_ids, request.resume_chars)
+            for i in range(request.n)
         ]
         self._tally = Tally(request, self._answers, kitchen.metrics, self._loop.time)
         self._attempts: dict[Attempt, RequestAttempt] = {}

@@ -126,23 +126,25 @@ def _request(
         session=SessionId(_name(session, "session_id")) if session else None,
         priority=options.priority,
         timeout_s=timeout_s(call, front),
-        resume=_resume(message.resume, n, max_tokens, options, vocab_size),
+        resume=_resume(message, n, max_tokens, vocab_size),
+        resume_chars=message.resume_chars if message.HasField("resume_chars") else None,
         endpoint=endpoint,
     )
 
 
 def _resume(
-    ids: Sequence[int], n: int, max_tokens: int, options: pb.Options, vocab_size: int
+    message: pb.GenerateRequest | pb.ChatRequest, n: int, max_tokens: int, vocab_size: int
 ) -> tuple[TokenId, ...]:
-    if not ids:
+    ids = message.resume
+    if not ids and not message.resume_chars:
         return ()
     if n != 1:
         raise BadRequest("resume continues one choice; n must be 1", param="resume")
-    if not options.HasField("seed"):
+    if not message.options.HasField("seed"):
         raise BadRequest("resume needs the seed that `started` told", param="resume")
     if len(ids) > max_tokens:
         raise BadRequest(f"resume brings {len(ids)} tokens, more than max_tokens {max_tokens}", param="resume")
-    return check_ids(ids, vocab_size, param="resume")
+    return check_ids(ids, vocab_size, param="resume") if ids else ()
 
 
 def _stops(stops: Sequence[str]) -> tuple[str, ...]:

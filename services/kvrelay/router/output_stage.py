@@ -30,8 +30,9 @@ class Answer:
 
     def __init__(
         self, choice: Choice, text: OutputText | Text, resume: Sequence[TokenId] = (),
-        stop_token_ids: Sequence[TokenId] = (),
+        stop_token_ids: Sequence[TokenId] = (), resume_chars: int | None = None,
     ) -> None:
+        """A resuming caller has the tokens `resume` and the first `resume_chars` characters; None: all they give."""
         self.choice = choice
         self.log = TokenLog(resume)
         self.num_attempts = 0
@@ -39,19 +40,27 @@ class Answer:
         self._text = text
         self._stop_token_ids = frozenset(stop_token_ids)
         self._num_resumed = len(resume)
+        self._resume_chars = resume_chars
+        self._num_known_chars = 0
+        """So many of the characters to come the caller has already."""
         self._num_visible = 0
         self._hidden: deque[Token] = deque()
         """Tokens whose text may yet become part of a stop string, oldest first; their indices follow `_num_visible`."""
 
     def resume(self) -> list[Output]:
-        """Pass the caller's own tokens through the text stage. Only what they already end comes out: a stop string."""
+        """Pass the caller's own tokens through the text stage. What they already end comes out: a stop string."""
+        text, stop = "", None
         for token_id in self.log.ids:
             self._hidden.append(Token(token_id))
             step = self._text.push((token_id,))
             self._reveal(step)
-            if step.stop is not None:
-                return [self._stopped(step.stop)]
-        return []
+            text += step.text
+            stop = step.stop
+            if stop is not None:
+                break
+        self._num_known_chars = len(text) if self._resume_chars is None else self._resume_chars
+        outputs = self._delta(self._first_shown(), text, [], ())
+        return outputs if stop is None else [*outputs, self._stopped(stop)]
 
     def accept(self, first_index: int, tokens: Sequence[Token]) -> list[Output]:
         """Raises ProtocolError. When a stop string ends the choice, `is_done` is set and later tokens do not count."""
@@ -95,6 +104,9 @@ class Answer:
         return tokens
 
     def _delta(self, first_index: int, text: str, tokens: list[Token], offsets: Sequence[int]) -> list[Output]:
+        num_known = min(self._num_known_chars, len(text))
+        self._num_known_chars -= num_known
+        text = text[num_known:]
         if not text and not tokens:
             return []
         mine = tuple(offsets[len(offsets) - len(tokens) :])
