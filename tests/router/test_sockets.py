@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -318,6 +320,27 @@ async def test_chat_models_and_tokens(house: Build) -> None:
     assert (model.id, model.max_context) == ("fake", 4096)
     ids = (await home.stub.Tokenize(pb.TokenizeRequest(text="hello"))).ids
     assert (await home.stub.Detokenize(pb.DetokenizeRequest(ids=ids))).text.endswith("hello")
+
+
+async def test_what_takes_long_is_done_beside_the_loop(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = await house()
+    threads: dict[str, bool] = {}
+    for name in ("encode", "decode"):
+        honest = getattr(Tokenizer, name)
+
+        def watched(self: Tokenizer, *args: Any, name: str = name, honest: Any = honest, **kwargs: Any) -> Any:
+            threads[name] = threading.current_thread() is threading.main_thread()
+            return honest(self, *args, **kwargs)
+
+        monkeypatch.setattr(Tokenizer, name, watched)
+    for size, on_loop in ((10, True), (200_000, False)):
+        ids = [97] * size
+        assert (await home.stub.Detokenize(pb.DetokenizeRequest(ids=ids))).text == "a" * size
+        assert threads["decode"] is on_loop
+    await home.stub.Tokenize(pb.TokenizeRequest(text="a" * 10))
+    assert threads["encode"]
+    await home.stub.Tokenize(pb.TokenizeRequest(text="a" * 40_000))
+    assert not threads["encode"]
 
 
 async def test_a_draining_router_lets_streams_finish_and_takes_none(house: Build) -> None:

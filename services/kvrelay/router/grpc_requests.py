@@ -82,7 +82,7 @@ async def from_chat(message: pb.ChatRequest, call: CallContext, front: FrontDoor
     for each in messages:
         check_length(front.tokenizer, each["content"], front.model_card().max_context, param="messages")
         num_chars += len(each["content"])
-    ids = await _maybe_on_a_thread(num_chars, front.tokenizer.encode_chat, messages)
+    ids = await maybe_on_a_thread(num_chars, front.tokenizer.encode_chat, messages)
     return _request(message, tuple(TokenId(token_id) for token_id in ids), call, front, "grpc_chat")
 
 
@@ -92,12 +92,13 @@ async def encode_text(text: str, front: FrontDoor, *, param: str) -> tuple[Token
     def encode() -> tuple[TokenId, ...]:
         return encode_prompt(front.tokenizer, text, max_context, param=param)
 
-    ids: tuple[TokenId, ...] = await _maybe_on_a_thread(len(text), encode)
+    ids: tuple[TokenId, ...] = await maybe_on_a_thread(len(text), encode)
     return ids
 
 
-async def _maybe_on_a_thread(num_chars: int, work: Any, *args: Any) -> Any:
-    return await asyncio.to_thread(work, *args) if num_chars >= LARGE_TEXT_CHARS else work(*args)
+async def maybe_on_a_thread(size: int, work: Any, *args: Any) -> Any:
+    """`size`: characters or tokens. What takes long must not hold up the streams and beats of this loop."""
+    return await asyncio.to_thread(work, *args) if size >= LARGE_TEXT_CHARS else work(*args)
 
 
 def _request(

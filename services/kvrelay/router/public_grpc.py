@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -18,7 +19,7 @@ from kvrelay.core.output import ChoiceFinished, Delta, GenerateRequest, Output, 
 from kvrelay.pb import inference_pb2 as pb
 from kvrelay.pb import inference_pb2_grpc
 from kvrelay.router.front import FrontDoor
-from kvrelay.router.grpc_requests import CallContext, check_model, from_chat, from_generate
+from kvrelay.router.grpc_requests import CallContext, check_model, from_chat, from_generate, maybe_on_a_thread
 from kvrelay.router.limits import check_ids, check_length
 from kvrelay.rpc.tokens import tokens_to_pb
 
@@ -53,13 +54,14 @@ class InferenceService:
         check_model(message.model, self._front)
         tokenizer = self._front.tokenizer
         check_length(tokenizer, message.text, self._front.model_card().max_context, param="text")
-        return pb.TokenizeResponse(ids=tokenizer.encode(message.text, add_bos=not message.no_special_tokens))
+        encode = partial(tokenizer.encode, message.text, add_bos=not message.no_special_tokens)
+        return pb.TokenizeResponse(ids=await maybe_on_a_thread(len(message.text), encode))
 
     async def detokenize(self, message: pb.DetokenizeRequest, call: CallContext) -> pb.DetokenizeResponse:
         check_model(message.model, self._front)
         tokenizer = self._front.tokenizer
         ids = check_ids(message.ids, tokenizer.vocab_size, param="ids") if message.ids else ()
-        return pb.DetokenizeResponse(text=tokenizer.decode(ids))
+        return pb.DetokenizeResponse(text=await maybe_on_a_thread(len(ids), tokenizer.decode, ids))
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """The server needs `rpc.interceptor.ErrorInterceptor`; `rpc.server.new_server` has it."""
