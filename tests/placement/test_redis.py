@@ -96,7 +96,16 @@ async def test_garbage_workers_are_skipped(
     names = Keys(redis_settings.namespace)
     await raw.sadd(names.index, "d1")
     await raw.set(names.worker(worker("d1").worker_id), b"garbage")
+    await raw.sadd(names.index, b"\xff\xfe")
     assert await registry.workers() == [worker("d0")]
+
+
+async def test_garbage_holders_are_nobody(
+    registry: RedisRegistry, redis_settings: PlacementSettings, raw: Redis
+) -> None:
+    await registry.add_prefix(worker("d0").worker_id, hashes(2))
+    await raw.zadd(Keys(redis_settings.namespace).prefix(hashes(2)[0]), {b"\xff\xfe": 2.0**53})
+    assert (await registry.prefix_holders(hashes(2)))[worker("d0").worker_id] == 2
 
 
 async def test_prefix_keys_expire(registry: RedisRegistry, redis_settings: PlacementSettings, raw: Redis) -> None:

@@ -68,7 +68,7 @@ class RedisRegistry:
         names = sorted(await self._redis.smembers(self._keys.index))
         if not names:
             return []
-        ids = [WorkerId(name.decode()) for name in names]
+        ids = [WorkerId(name.decode(errors="replace")) for name in names]
         async with self._redis.pipeline(transaction=False) as pipe:
             for worker_id in ids:
                 pipe.get(self._keys.worker(worker_id))
@@ -109,7 +109,7 @@ class RedisRegistry:
             answers: list[list[bytes]] = await pipe.execute()
         held: dict[WorkerId, int] = {}
         for position, holders in zip(positions, answers, strict=True):
-            held.update({WorkerId(name.decode()): position + 1 for name in holders})
+            held.update({WorkerId(name.decode(errors="replace")): position + 1 for name in holders})
         return held
 
     async def add_prefix(self, worker_id: WorkerId, hashes: Sequence[BlockHash]) -> None:
