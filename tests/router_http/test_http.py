@@ -118,6 +118,8 @@ class Connection:
         self.reads = asyncio.Event()
         self.reads.set()
         self.sent: list[MutableMapping[str, Any]] = []
+        self.is_cut = False
+        """The body ends in the middle; what comes next is that the client leaves, if it does."""
         self._given = False
 
     async def run(self) -> None:
@@ -126,13 +128,38 @@ class Connection:
     async def _receive(self) -> MutableMapping[str, Any]:
         if not self._given:
             self._given = True
-            return {"type": "http.request", "body": self.body, "more_body": False}
+            body = self.body[:5] if self.is_cut else self.body
+            return {"type": "http.request", "body": body, "more_body": self.is_cut}
         await self.left.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
         await self.reads.wait()
         self.sent.append(message)
+
+
+def test_a_client_that_leaves_within_its_body_is_no_error() -> None:
+    async def story() -> None:
+        connection = Connection(front(), CHAT, {})
+        connection.is_cut = True
+        connection.left.set()
+        await connection.run()
+        assert connection.sent == []
+
+    run_virtual(story())
+
+
+def test_a_body_that_does_not_go_on_is_400_after_a_while() -> None:
+    async def story() -> None:
+        connection = Connection(front(), CHAT, {})
+        connection.is_cut = True
+        begin = asyncio.get_running_loop().time()
+        await connection.run()
+        assert asyncio.get_running_loop().time() - begin == pytest.approx(30.0)
+        assert connection.sent[0]["status"] == 400
+        assert b"5 bytes of the body came" in connection.sent[1]["body"]
+
+    run_virtual(story())
 
 
 @pytest.mark.parametrize("stream", [False, True])

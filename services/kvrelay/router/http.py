@@ -19,7 +19,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -69,12 +69,11 @@ class _Endpoint:
         self._unix_time = unix_time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        call = await self._call(request)
         try:
+            call = await self._call(Request(scope, receive))
             async with Outputs(self._front, call, receive) as outputs:
                 await self._answer(call, outputs, scope, receive, send)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             pass
 
     async def _call(self, request: Request) -> Call:

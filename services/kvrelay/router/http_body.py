@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -14,18 +15,32 @@ MAX_DEPTH = 64
 """Objects and lists inside each other. The code behind walks values recursively."""
 
 
+BODY_PATIENCE_S = 30.0
+"""How long the next part of a body may take."""
+
+
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Raises WrongContentType, or TooLarge as soon as the bound is passed: a large body is never held."""
+    """Raises WrongContentType, or TooLarge as soon as the bound is passed: a large body is never held.
+
+    BadRequest if the rest does not come, starlette's ClientDisconnect if the client has left.
+    """
     _check_content_type(request.headers.get("content-type", ""))
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-    return bytes(body)
+    parts = request.stream()
+    try:
+        while True:
+            async with asyncio.timeout(BODY_PATIENCE_S):
+                part = await anext(parts, None)
+            if part is None:
+                return bytes(body)
+            body += part
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
+    except TimeoutError:
+        raise BadRequest(f"{len(body)} bytes of the body came, and nothing more for {BODY_PATIENCE_S:g} s") from None
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
