@@ -19,6 +19,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing pinned dependencies into $(VENV) (about two minutes, once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@$(BIN)/python -m kvrelay_kernels.native.build || echo "No native CPU kernels: torch does the work, at a third of the speed"
 	@touch $@
 
 install: $(VENV)/.installed ## create .venv with everything in it
