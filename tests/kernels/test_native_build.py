@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,16 @@ def test_without_a_compiler_torch_computes_and_one_warning_says_so(
 def test_a_machine_that_tells_nothing_gets_the_portable_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "cpu_flags", lambda: frozenset())
     assert build.usable_sets() == [PORTABLE]
+
+
+def test_every_process_names_the_library_alike(compiler: Path) -> None:
+    """Hash randomisation must not make each process compile its own (it did, through the repr of a set)."""
+    code = "import sys; from kvrelay_kernels.native import build; print(build._digest(sys.argv[1]))"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(compiler)], env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True, timeout=60,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(digests) == 1
