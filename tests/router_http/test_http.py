@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,24 @@ import httpx
 import pytest
 
 from kvrelay.core.config import RouterSettings
+from kvrelay.core.output import GenerateRequest, Output
 from kvrelay.router.fakes import FakeFront
 from kvrelay.router.front import Readiness
 from kvrelay.router.http import build_app
-from tests.router_http.support import CHAT, COMPLETIONS, answering, ask, client, front, json_bytes, post
+from tests.router_http.support import (
+    CHAT,
+    COMPLETIONS,
+    answer,
+    answering,
+    ask,
+    client,
+    events,
+    front,
+    join_stream,
+    json_bytes,
+    post,
+    tokenizer,
+)
 from tests.support.virtual_time import run_virtual
 
 JSON = {"content-type": "application/json"}
@@ -202,6 +216,30 @@ def test_STR_06_a_reader_that_stops_is_cut_after_the_write_timeout() -> None:
         await connection.run()
         assert asyncio.get_running_loop().time() - begin == pytest.approx(30.0)
         assert (door.num_open, door.num_cancelled, connection.sent) == (0, 1, [])
+
+    run_virtual(story())
+
+
+class Staggered(FakeFront):
+    """Longer prompts are answered later, and the end of each comes a moment after its last output."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+        await asyncio.sleep(float(len(request.prompt_ids)))
+        async for output in super().generate(request):
+            yield output
+        await asyncio.sleep(0.5)
+
+
+def test_the_end_of_one_prompt_is_not_the_end_of_all() -> None:
+    async def story() -> None:
+        call = {"prompt": ["aaa", "a", "aaaaa"], "stream_options": {"include_usage": True}}
+        streamed = await events(Staggered(tokenizer()), **call)
+        whole_call = await answer(Staggered(tokenizer()), prompt=call["prompt"])
+        assert {index: part["text"] for index, part in join_stream(streamed).items()} == {
+            choice["index"]: choice["text"] for choice in whole_call["choices"]
+        }
+        assert len(whole_call["choices"]) == 3
+        assert streamed[-1]["usage"] == whole_call["usage"]
 
     run_virtual(story())
 

@@ -81,13 +81,13 @@ class Outputs:
 
         What came before a failure is handed out first, then the failure is raised.
         """
-        if not self._items and self._failure is None and self._num_running:
-            self._readable.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._items and self._failure is None and self._num_running:
+                    self._readable.clear()
                     await self._readable.wait()
-            except TimeoutError:
-                return []
+        except TimeoutError:
+            return []
         if isinstance(self._failure, ClientGone) or (self._failure is not None and not self._items):
             raise self._failure
         if not self._items:
