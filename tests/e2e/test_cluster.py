@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -17,6 +17,7 @@ from kvrelay.core.clock import SystemClock
 from kvrelay.core.config import PlacementSettings
 from kvrelay.core.ids import SessionId, TenantId
 from kvrelay.core.placement import Role, SessionKey, SessionPlacement
+from kvrelay.placement.codec import WorkerEntry, decode
 from kvrelay.placement.open import open_registry
 from tests.e2e.conftest import Cluster, free_ports, wait_for
 
@@ -191,33 +192,41 @@ def test_a_killed_decode_worker_costs_a_pause_and_nothing_else(sdk: Client, clus
 
 
 def test_a_killed_prefill_worker_costs_a_pause_and_nothing_else(sdk: Client, cluster: Cluster) -> None:
-    """It dies with a first token out and the long prompts of the other streams in its queue."""
+    """It is stopped with a long prompt in its hands, so that it never finishes it, and then killed."""
     cluster.wait_until_whole()
+    prompt = PROMPT * 7
+    expected = ids_of(sdk, prompt, 24)
     victim = next(record for record in cluster.workers() if record.role is Role.PREFILL)
-    prompts = [f"{number} " + PROMPT * 7 for number in range(NUM_STREAMS)]
-    first_token = threading.Event()
+    os.kill(victim.pid, signal.SIGSTOP)
 
-    def ask(prompt: str) -> tuple[list[int], int]:
+    def ask() -> tuple[list[int], Summary]:
         ids: list[int] = []
-        attempts = 0
-        with sdk.generate(prompt, max_tokens=24, temperature=0, ignore_eos=True) as stream:
+        with sdk.generate(prompt + "!", max_tokens=24, temperature=0, ignore_eos=True) as stream:
             for event in stream:
                 if isinstance(event, Delta) and event.tokens:
-                    first_token.set()
                     assert event.first_index == len(ids)
                     ids += [token.token_id for token in event.tokens]
                 if isinstance(event, Summary):
-                    attempts = event.num_attempts
-        return ids, attempts
+                    return ids, event
+        raise AssertionError("the stream ended without a summary")
 
-    with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        answers = [pool.submit(ask, prompt) for prompt in prompts]
-        assert first_token.wait(30)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask)
+        wait_for(lambda: num_reserved(cluster) > 0 or answer.done(), "decode has reserved blocks for the request")
         os.kill(victim.pid, signal.SIGKILL)
-        disturbed = [answer.result() for answer in answers]
+        ids, summary = answer.result()
     cluster.wait_until_whole()
-    assert [ids for ids, _ in disturbed] == [ids_of(sdk, prompt, 24) for prompt in prompts]
-    assert max(attempts for _, attempts in disturbed) > 1, "nothing was under way: the kill came too late"
+    assert ids == ids_of(sdk, prompt + "!", 24)
+    assert summary.num_attempts > 1, "the request never was with the victim"
+    assert ids_of(sdk, prompt, 24) == expected
+
+
+def num_reserved(cluster: Cluster) -> int:
+    """Over all workers, as of their newest lease."""
+    with redis.Redis.from_url(cluster.state.redis, socket_timeout=5) as client:
+        keys = list(client.scan_iter(f"kvr:{cluster.state.namespace}:w:*"))
+        entries = [decode(client.get(key), WorkerEntry) for key in keys]
+    return sum(entry.load.num_reserved for entry in entries if entry is not None)
 
 
 def test_up_once_beside_another_cluster(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> None:
