@@ -162,6 +162,27 @@ def test_a_preempted_choice_is_replayed_while_the_other_runs_on() -> None:
     run_virtual(story())
 
 
+@pytest.mark.parametrize("loses_prefill", [False, True])
+def test_prefills_words_come_after_decodes(loses_prefill: bool) -> None:
+    """The two streams race: what was cached is known all the same, and the commit holds whatever comes of prefill."""
+
+    async def story() -> None:
+        table = Table()
+        prefill = table.worker("prefill-0")
+        prefill.num_cached, prefill.line_s = 5, 100.0
+        guest = table.seat(SEEDED, n=2)
+        await asyncio.sleep(50)
+        if loses_prefill:
+            prefill.die()
+        await table.finish(guest)
+        assert_undisturbed(guest)
+        assert guest.summary.num_attempts == 1
+        assert guest.summary.num_cached_tokens == (0 if loses_prefill else 5)
+        await table.assert_empty()
+
+    run_virtual(story())
+
+
 def test_nan_logits_are_an_error_and_no_replay() -> None:
     async def story() -> None:
         table = Table()

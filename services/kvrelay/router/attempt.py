@@ -9,7 +9,9 @@
                                                             is done; nothing left for decode: Cancel
 
 `Committed` is the only proof of a handoff, per choice. Until then a failure of either side loses the choice; after it
-nothing that prefill says matters. Events of both streams race; every order ends the same.
+nothing that prefill says matters. Events of both streams race; every order ends the same. So what decode says from
+`Committed` on is kept until prefill's `FirstToken`, which was said earlier, is here: a short answer could otherwise be
+over before it is known what was cached. Whatever else prefill says, or its loss, ends the wait.
 """
 
 from __future__ import annotations
@@ -160,6 +162,9 @@ class RelayAttempt:
         self._decode = WorkerLeg(decode, replace(plan.start, leg=Leg.RECEIVE, transfer_id=transfer_id))
         self._prefill: WorkerLeg | None = None
         self._committed: set[Choice] = set()
+        self._has_first_token = False
+        self._kept: list[Arrival] = []
+        """What decode has said since a `Committed` that came before the `FirstToken`."""
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -171,15 +176,36 @@ class RelayAttempt:
 
     def cancel(self) -> None:
         self.open.clear()
+        self._kept.clear()
         self._decode.cancel()
         if self._prefill is not None:
             self._prefill.cancel()
 
     def on_signal(self, signal: LegSignal) -> None:
         if signal.worker_id == self._decode.worker_id:
-            self._on_decode(signal)
+            if isinstance(signal, Arrival) and self._is_early(signal.event):
+                self._kept.append(signal)
+            else:
+                self._give_kept()
+                self._on_decode(signal)
         elif self._prefill is not None:
-            self._on_prefill(self._prefill, signal)
+            if isinstance(signal, Arrival) and isinstance(signal.event, FirstToken):
+                self._has_first_token = True
+                self._on_prefill(self._prefill, signal)
+                self._give_kept()
+            else:
+                self._give_kept()
+                self._on_prefill(self._prefill, signal)
+
+    def _is_early(self, event: Event) -> bool:
+        if self._has_first_token or self._prefill is None or not self._prefill.open:
+            return False
+        return bool(self._kept) or isinstance(event, Committed)
+
+    def _give_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        for signal in kept:
+            self._on_decode(signal)
 
     # Decode's leg.
 

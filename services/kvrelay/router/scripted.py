@@ -106,11 +106,15 @@ class ScriptedWorker:
         """(reason, retry_after_ms) for the next Starts."""
         self.failures: dict[int, FailReason] = {}
         """Output index at which a choice fails instead of drawing; each is used once."""
+        self.line_s = 0.0
+        """How long its events are under way."""
         self.break_pushes = 0
         """So many of the next pushes from here end without a commit."""
         self.starts: list[Start] = []
         self.cancels: list[CancelCall] = []
         self.legs: dict[tuple[RequestId, Attempt], ScriptedLeg] = {}
+        self.under_way: dict[asyncio.TimerHandle, ScriptedLeg] = {}
+        """Events on a slow line, and whose they are."""
         self._record = WorkerRecord(
             worker_id, Incarnation(f"{worker_id}-1"), role, "nowhere:1", "nowhere:2", "scripted", IDENTITY, SHARD,
             num_blocks=64, max_context=512,
@@ -154,7 +158,11 @@ class ScriptedWorker:
     def die(self) -> None:
         """The stream ends; everything it carried is gone."""
         self.up = False
-        for leg in list(self.legs.values()):
+        legs = {*self.legs.values(), *self.under_way.values()}
+        for handle in self.under_way:
+            handle.cancel()
+        self.under_way.clear()
+        for leg in sorted(legs, key=lambda leg: (leg.start.request_id, leg.start.attempt)):
             leg.end_now()
             leg.tell(Lost(self._record.worker_id, leg.start.attempt, "connection reset"))
 
@@ -305,8 +313,21 @@ class ScriptedLeg:
             self._leave()
 
     def _emit(self, event: Event, receivers: tuple[Receiver, ...] = ()) -> None:
+        arrival = Arrival(self.worker.record.worker_id, event, receivers)
+        if self.worker.line_s:
+            loop = asyncio.get_running_loop()
+            handle: asyncio.TimerHandle = loop.call_later(
+                self.worker.line_s, lambda: self._hand_over(arrival, handle)
+            )
+            self.worker.under_way[handle] = self
+        else:
+            self._hand_over(arrival)
+
+    def _hand_over(self, arrival: Arrival, handle: asyncio.TimerHandle | None = None) -> None:
+        if handle is not None:
+            del self.worker.under_way[handle]
         if not self.forgotten:
-            self._deliver(Arrival(self.worker.record.worker_id, event, receivers))
+            self._deliver(arrival)
 
     def _leave(self) -> None:
         self.worker.legs.pop((self.start.request_id, self.start.attempt), None)
