@@ -95,6 +95,13 @@ def test_chat_and_token_prompts(ask: Ask) -> None:
     assert empty.WhichOneof("prompt") == "ids"
 
 
+def test_a_plain_string_is_one_question(ask: Ask) -> None:
+    with ScriptedServer() as server:
+        ask(server.target, "Name the capital of Japan.", method="chat")
+    (message,) = server.requests[0].messages
+    assert (message.role, message.content) == ("user", "Name the capital of Japan.")
+
+
 def test_deadline_key_and_name_travel_as_metadata(ask: Ask) -> None:
     with ScriptedServer() as server:
         ask(server.target, "x", timeout_s=30.0, request_id="mine", client={"api_key": "k"})
@@ -226,8 +233,9 @@ def test_the_deadline_ends_a_silent_stream(ask: Ask) -> None:
         ("generate", ("x",), {"session_id": "\ud83d"}, "session_id"),
         ("generate", ("x",), {"maxtokens": 3}, "maxtokens"),
         ("generate", ("x",), {"request_id": "a\nb"}, "x-request-id"),
-        ("chat", ([{"role": "user", "content": "\ud83d"}],), {}, "messages"),
-        ("chat", ([{"rôle": "user"}],), {}, "messages"),
+        ("chat", ([{"role": "user", "content": "\ud83d"}],), {}, "messages[0]"),
+        ("chat", ([{"role": "user"}, {"rôle": "user"}],), {}, "messages[1]"),
+        ("chat", (["hello"],), {}, "messages[0]"),
     ],
 )
 def test_what_cannot_be_sent_names_its_field(ask: Ask, method: str, args: Any, options: Any, param: str) -> None:

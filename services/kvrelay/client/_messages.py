@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kvrelay.client.events import Delta, Event, Finished, ModelInfo, Started, Summary
-from kvrelay.client.options import ChatMessage, Options
+from kvrelay.client.options import Conversation, Options
 from kvrelay.core.errors import BadRequest
 from kvrelay.core.output import Timing
 from kvrelay.pb import inference_pb2 as pb
@@ -30,10 +30,15 @@ def generate_request(prompt: str | Sequence[int], options: Options) -> pb.Genera
     return message
 
 
-def chat_request(messages: Sequence[ChatMessage | Mapping[str, str]], options: Options) -> pb.ChatRequest:
+def chat_request(conversation: Conversation, options: Options) -> pb.ChatRequest:
+    if isinstance(conversation, str):
+        conversation = [{"role": "user", "content": conversation}]
     message = pb.ChatRequest()
-    for entry in messages:
-        message.messages.append(_checked("messages", partial(pb.ChatMessage, **entry)))
+    for place, entry in enumerate(conversation):
+        where = f"messages[{place}]"
+        if not isinstance(entry, Mapping):
+            raise BadRequest(f'{where} must be like {{"role": "user", "content": "Hello"}}, found {entry!r}', param=where)
+        message.messages.append(_checked(where, partial(pb.ChatMessage, **entry)))
     _fill(message, options)
     return message
 

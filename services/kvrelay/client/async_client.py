@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -14,7 +14,7 @@ from kvrelay.client import _messages as messages
 from kvrelay.client._channels import ChannelPool
 from kvrelay.client._protocol import Attempts, Exchange, error_of, joined_text, metadata, target_list
 from kvrelay.client.events import Event, ModelInfo, Summary
-from kvrelay.client.options import DEFAULT_TIMEOUT_S, ChatMessage, Options, RetryPolicy, Tls
+from kvrelay.client.options import DEFAULT_TIMEOUT_S, Conversation, Options, RetryPolicy, Tls
 from kvrelay.core.clock import SystemClock
 from kvrelay.core.errors import KvrelayError
 from kvrelay.pb import inference_pb2 as pb
@@ -101,10 +101,8 @@ class AsyncClient:
         """Continue a text or a list of token ids. Nothing is sent before the first event is asked for."""
         return self._stream("Generate", messages.generate_request(prompt, options), options)
 
-    def chat(
-        self, conversation: Sequence[ChatMessage | Mapping[str, str]], **options: Unpack[Options]
-    ) -> AsyncStream:
-        """Answer a conversation: `[{"role": "user", "content": "Hello"}]`."""
+    def chat(self, conversation: Conversation, **options: Unpack[Options]) -> AsyncStream:
+        """Answer a conversation, `[{"role": "user", "content": "Hello"}]`, or one question as a plain string."""
         return self._stream("Chat", messages.chat_request(conversation, options), options)
 
     async def tokenize(self, text: str, *, model: str = "", add_special_tokens: bool = True) -> list[int]:

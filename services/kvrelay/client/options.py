@@ -39,6 +39,10 @@ class ChatMessage(TypedDict, total=False):
     name: str
 
 
+Conversation = str | Sequence[ChatMessage | Mapping[str, str]]
+"""Messages in order; a plain string is one message of the user's."""
+
+
 class Options(TypedDict, total=False):
     """Keyword arguments of `generate` and `chat`. What is left out takes the defaults of the OpenAI API."""
 

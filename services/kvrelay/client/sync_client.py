@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -13,7 +13,7 @@ from kvrelay.client import _messages as messages
 from kvrelay.client._channels import ChannelPool
 from kvrelay.client._protocol import Attempts, Exchange, error_of, joined_text, metadata, target_list
 from kvrelay.client.events import Event, ModelInfo, Summary
-from kvrelay.client.options import DEFAULT_TIMEOUT_S, ChatMessage, Options, RetryPolicy, Tls
+from kvrelay.client.options import DEFAULT_TIMEOUT_S, Conversation, Options, RetryPolicy, Tls
 from kvrelay.core.clock import SystemClock
 from kvrelay.core.errors import KvrelayError
 from kvrelay.pb import inference_pb2 as pb
@@ -102,8 +102,8 @@ class Client:
         """Continue a text or a list of token ids. Nothing is sent before the first event is asked for."""
         return self._stream("Generate", messages.generate_request(prompt, options), options)
 
-    def chat(self, conversation: Sequence[ChatMessage | Mapping[str, str]], **options: Unpack[Options]) -> Stream:
-        """Answer a conversation: `[{"role": "user", "content": "Hello"}]`."""
+    def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Stream:
+        """Answer a conversation, `[{"role": "user", "content": "Hello"}]`, or one question as a plain string."""
         return self._stream("Chat", messages.chat_request(conversation, options), options)
 
     def tokenize(self, text: str, *, model: str = "", add_special_tokens: bool = True) -> list[int]:

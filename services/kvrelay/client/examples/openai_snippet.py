@@ -26,6 +26,8 @@ def print_answer(base_url: str, api_key: str, prompt: str) -> None:
     chunks = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": prompt}],
+        max_tokens=256,
+        temperature=0,  # the likeliest answer: the demo model is too small for the API's default of 1
         stream=True,
         stream_options={"include_usage": True},
     )
