@@ -118,7 +118,7 @@ def cluster(model_t: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         model=ModelSettings(path=str(model_t), dtype="float32"),
         engine=EngineSettings(num_blocks=1024),
         router=RouterSettings(http_port=http_port, grpc_port=grpc_port),
-        placement=PlacementSettings(redis_url=redis.url, lease_s=3.0, renew_s=0.5),
+        placement=PlacementSettings(redis_url=redis.url, lease_s=3.0, renew_s=0.5, always_relay=True),
         cluster=ClusterSettings(prefill=1, decode=NUM_DECODE),
     )
     with pytest.MonkeyPatch.context() as patch:

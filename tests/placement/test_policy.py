@@ -120,6 +120,16 @@ def test_short_uncached_prompts_stay_local_if_asked_to() -> None:
     assert placed(view("p0"), view("d0"), asks=request(101), rules=rules) == "relay p0>d0"
 
 
+def test_always_relay_leaves_local_to_the_case_of_no_prefill() -> None:
+    busy = view("p0", waiting_tokens=100_000)
+    always = PlacementSettings(always_relay=True)
+    assert placed(busy, view("d0")) == "local d0"
+    assert placed(busy, view("d0"), rules=always) == "relay p0>d0"
+    assert placed(view("d0"), rules=always) == "local d0"
+    failed = request(excluded=frozenset({WorkerId("p0")}))
+    assert placed(busy, view("d0"), asks=failed, rules=always) == "local d0"
+
+
 def test_hints_about_strangers_change_nothing() -> None:
     hints = Hints(session=session_at(worker("d9")), prefix_holders={WorkerId("p9"): 5})
     assert placed(view("p0"), view("d0"), hints=hints) == "relay p0>d0"

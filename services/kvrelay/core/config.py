@@ -115,6 +115,8 @@ class PlacementSettings:
     renew_s: float = 5.0
     call_timeout_s: float = 0.5
     session_ttl_s: float = 3600.0
+    always_relay: bool = False
+    """True: a decode worker computes a prompt itself only when no prefill worker is left, not where it would be faster."""
     local_below_tokens: int = 0
     """Uncached prompts shorter than this stay on the decode worker."""
 

@@ -153,6 +153,8 @@ def _best_of_identity(
         return local
     if decode.view.record.role is Role.MIXED:
         return _local(decode, prefill, "a mixed worker computes its own prompts")
+    if settings.always_relay and not prefill.is_excluded:
+        return _relay(prefill, decode)
     if decode.uncached < settings.local_below_tokens:
         return _local(decode, prefill, f"{decode.uncached} uncached tokens are below local_below_tokens")
     return min(_relay(prefill, decode), local, key=lambda option: option[0])
