@@ -116,7 +116,7 @@ class PlacementSettings:
     call_timeout_s: float = 0.5
     session_ttl_s: float = 3600.0
     always_relay: bool = False
-    """True: a decode worker computes a prompt itself only when no prefill worker is left, not where it would be faster."""
+    """True: decode workers compute prompts themselves only when no prefill worker is left, not where it is faster."""
     local_below_tokens: int = 0
     """Uncached prompts shorter than this stay on the decode worker."""
 
