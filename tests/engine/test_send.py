@@ -31,6 +31,24 @@ def test_a_prompt_is_computed_pushed_and_handed_off() -> None:
     rig.assert_empty()
 
 
+def test_prefill_hides_the_transfer_from_the_first_block_that_leaves() -> None:
+    """Steps are a millisecond apart: three chunks leave one after the other, one chunk leaves when all is over."""
+    rig = Rig(max_batch_tokens=16)
+    chunked = rig.start(prompt(40), leg=Leg.SEND)
+    rig.run()
+    whole = rig.start(prompt(10, salt=5), leg=Leg.SEND, request="one chunk")
+    rig.run()
+    cached = rig.start(prompt(50), leg=Leg.SEND, request="a cached prefix")
+    rig.run()
+    hidden = {event.key.request_id: (event.prefill_ms, event.overlap_ms) for event in rig.of(FirstToken)}
+    assert hidden["r"] == pytest.approx((2, 2))
+    assert hidden["one chunk"] == (0, 0)
+    assert hidden["a cached prefix"] == pytest.approx((1, 1))
+    for start in (chunked, whole, cached):
+        rig.end_send(start)
+    rig.assert_empty()
+
+
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33])
 def test_own_prefix_hits_and_what_the_receiver_has_are_two_things(length: int, block_size: int) -> None:

@@ -105,6 +105,7 @@ class Table:
             config=config, fleet=self.fleet, room=self.room, sessions=self.sessions, metrics=RouterMetrics(),
             place=place,
             new_text=lambda request: OutputText(Letters(), request.stop, request.sampling.min_tokens),
+            stopwatch=loop.time,
         )
         self._num_guests = 0
 

@@ -44,6 +44,7 @@ def test_the_seven_moments_add_up() -> None:
         assert timing.reserve == 1_000
         assert timing.prefill == 1_000
         assert timing.first_token == 2_000
+        assert timing.transfer_hidden == 500
         assert timing.transfer_unhidden == 1_000
 
     run_virtual(story())

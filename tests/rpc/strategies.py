@@ -115,7 +115,7 @@ key = st.builds(ev.SeqKey, request_id=text, choice=u32, attempt=u32)
 event = st.one_of(
     st.builds(ev.Reserved, key, u32),
     st.builds(ev.Refused, key, st.sampled_from(ev.RefuseReason), text, u32),
-    st.builds(ev.FirstToken, key, u32, columns(1, 1).map(lambda tokens: tokens[0]), u32, f32, f32),
+    st.builds(ev.FirstToken, key, u32, columns(1, 1).map(lambda tokens: tokens[0]), u32, f32, f32, f32),
     st.builds(ev.Tokens, key, u32, columns()),
     st.builds(ev.Committed, key, u32, columns()),
     st.builds(ev.Finished, key, st.sampled_from(ev.FinishReason)),

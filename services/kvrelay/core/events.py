@@ -86,6 +86,9 @@ class FirstToken:
     """Start received → first chunk scheduled."""
     prefill_ms: float
     """First chunk scheduled → token drawn."""
+    overlap_ms: float = 0.0
+    """First KV ready to leave for the receiver → token drawn: what prefill's own computing hid of the transfer. 0 for a
+    prompt of one chunk, whose KV all leaves at its end."""
 
 
 @dataclass(frozen=True, slots=True)

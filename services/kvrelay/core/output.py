@@ -71,6 +71,7 @@ class Timing:
     first_token: float = 0.0
     """Request accepted → first token at the router."""
     transfer_hidden: float = 0.0
+    """KV was already leaving while prefill still computed: this much of the transfer costs nobody anything."""
     transfer_unhidden: float = 0.0
     """`Committed` − `FirstToken`: the part of the transfer that the client can feel."""
 

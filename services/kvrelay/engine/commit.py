@@ -40,6 +40,8 @@ class Committer:
                 self._drawn(seq, outcome)
             elif seq.leg is Leg.SEND:
                 self._work.sendings.progress(seq)
+                if seq.leaves_since is None:
+                    seq.leaves_since = self._clock.now()
 
     def land(self, transfer_id: TransferId, commit: Commit) -> bool:
         """The KV of a reservation has arrived. False if the sequence is gone or was reserved for something else."""
@@ -125,4 +127,5 @@ class Committer:
             return
         now, began = self._clock.now(), seq.scheduled_at or seq.arrived_at
         queue_ms, prefill_ms = (began - seq.arrived_at) * 1000, (now - began) * 1000
-        self._work.tell(FirstToken(key, index, token, seq.num_cached, queue_ms, prefill_ms))
+        overlap_ms = (now - (seq.leaves_since or now)) * 1000
+        self._work.tell(FirstToken(key, index, token, seq.num_cached, queue_ms, prefill_ms, overlap_ms))

@@ -62,6 +62,8 @@ class Sendings:
         self._transfer.send(Outgoing(start.request_id, start.attempt, start.handoff, blocks, first_block, size))
         if seq.num_computed:
             self._transfer.progress(seq.transfer_id, seq.num_computed)
+        if seq.num_computed > start.handoff.num_cached_tokens:
+            seq.leaves_since = seq.scheduled_at
 
     def progress(self, seq: Sequence) -> None:
         self._transfer.progress(seq.transfer_id, seq.num_computed)

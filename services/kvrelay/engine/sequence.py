@@ -50,6 +50,8 @@ class Sequence:
     """Tokens whose KV was found in the prefix cache at admission."""
     scheduled_at: float | None = None
     """When the first chunk was scheduled."""
+    leaves_since: float | None = None
+    """When the first KV of a SEND was ready to leave."""
     has_spoken: bool = False
     """Its first token of this attempt has been told: the next ones are plain `Tokens`."""
     keys: dict[Choice, SeqKey] = field(default_factory=dict)

@@ -206,18 +206,20 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("index", "token", "num_cached_tokens", "queue_ms", "prefill_ms")
+    __slots__ = ("index", "token", "num_cached_tokens", "queue_ms", "prefill_ms", "overlap_ms")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_MS_FIELD_NUMBER: _ClassVar[int]
     index: int
     token: _common_pb2.TokenColumn
     num_cached_tokens: int
     queue_ms: float
     prefill_ms: float
-    def __init__(self, index: _Optional[int] = ..., token: _Optional[_Union[_common_pb2.TokenColumn, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ...) -> None: ...
+    overlap_ms: float
+    def __init__(self, index: _Optional[int] = ..., token: _Optional[_Union[_common_pb2.TokenColumn, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., overlap_ms: _Optional[float] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("first_index", "tokens")

@@ -52,6 +52,8 @@ class Kitchen:
     metrics: RouterMetrics
     place: Place
     new_text: Callable[[GenerateRequest], Text]
+    stopwatch: Callable[[], float]
+    """Seconds, for what is measured and told. Waits and deadlines go by the event loop's own time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Coordinator:
             Answer(Choice(i), kitchen.new_text(request), request.resume, stop_ids, request.resume_chars)
             for i in range(request.n)
         ]
-        self._tally = Tally(request, self._answers, kitchen.metrics, self._loop.time)
+        self._tally = Tally(request, self._answers, kitchen.metrics, kitchen.stopwatch)
         self._attempts: dict[Attempt, RequestAttempt] = {}
         self._asks: dict[Attempt, Ask] = {}
         """Which ask an attempt came from: if it is refused, the ask keeps its rank."""
@@ -91,7 +93,7 @@ class Coordinator:
         self._hints = Hints()
         self._hashes: tuple[BlockHash, ...] = ()
         self._started = False
-        self._waits_since = self.moments.accepted
+        self._waits_since = self._loop.time()
         self._admitted = bool(request.resume)
         """A worker has taken it once, so it is a stream that goes on: it goes ahead of new work."""
 

@@ -40,7 +40,9 @@ class Router:
     def __init__(
         self, config: Config, tokenizer: Tokenizer, registry: Registry, *, static_workers: Sequence[str] = (),
         metrics: RouterMetrics | None = None, unix_time: Callable[[], float] = time.time,
+        stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`stopwatch` is not the loop's time: uvloop's counts whole milliseconds and stands still within a turn."""
         self._config = config
         self._tokenizer = tokenizer
         self._static_workers = tuple(static_workers)
@@ -54,6 +56,7 @@ class Router:
         self._kitchen = Kitchen(
             config, self.fleet, self._room, self._sessions, self.metrics, place,
             lambda request: OutputText(tokenizer, request.stop, request.sampling.min_tokens),
+            stopwatch,
         )
         self._warm_up = WarmUp(self.generate, self._can_serve, TokenId(tokenizer.bos_id or 0))
         self._tasks: set[asyncio.Task[None]] = set()

@@ -264,7 +264,9 @@ class ScriptedLeg:
                 continue
             index = self._append(choice, token)
             prefill_ms = self.worker.prefill_s * 1e3
-            self._emit(FirstToken(self.start.key(choice), index, token, self.worker.num_cached, 0.0, prefill_ms))
+            self._emit(FirstToken(
+                self.start.key(choice), index, token, self.worker.num_cached, 0.0, prefill_ms, prefill_ms / 2
+            ))
             self._maybe_finish(choice, index, token)
 
     async def _run(self) -> None:

@@ -18,7 +18,7 @@ from kvrelay.core.output import Timing
 
 @dataclass(slots=True)
 class Moments:
-    """Seconds of the router's clock; None until it has happened."""
+    """Seconds of the router's stopwatch; None until it has happened."""
 
     now: Callable[[], float]
     accepted: float
@@ -31,6 +31,7 @@ class Moments:
     finished: float | None = None
     worker_queue_ms: float = 0.0
     prefill_ms: float = 0.0
+    overlap_ms: float = 0.0
 
     def on_issued(self) -> None:
         if self.first_token is None:
@@ -45,7 +46,7 @@ class Moments:
             return
         self.first_token = self.now()
         self.prefill_begin = self.first_token - event.prefill_ms / 1e3
-        self.worker_queue_ms, self.prefill_ms = event.queue_ms, event.prefill_ms
+        self.worker_queue_ms, self.prefill_ms, self.overlap_ms = event.queue_ms, event.prefill_ms, event.overlap_ms
 
     def on_committed(self) -> None:
         self.committed = self.committed or self.now()
@@ -63,7 +64,7 @@ class Moments:
             reserve=_ms(self.issued, self.reserved),
             prefill=self.prefill_ms,
             first_token=_ms(self.accepted, self.first_token),
-            transfer_hidden=self.prefill_ms if self.reserved is not None else 0.0,
+            transfer_hidden=self.overlap_ms if self.reserved is not None else 0.0,
             transfer_unhidden=_ms(self.first_token, self.committed),
         )
 

@@ -100,6 +100,7 @@ def _first_token_to_pb(event: FirstToken) -> pb.FirstToken:
         num_cached_tokens=event.num_cached_tokens,
         queue_ms=event.queue_ms,
         prefill_ms=event.prefill_ms,
+        overlap_ms=event.overlap_ms,
     )
 
 
@@ -111,6 +112,7 @@ def _first_token_from_pb(key: SeqKey, message: pb.FirstToken) -> FirstToken:
         num_cached_tokens=message.num_cached_tokens,
         queue_ms=message.queue_ms,
         prefill_ms=message.prefill_ms,
+        overlap_ms=message.overlap_ms,
     )
 
 
