@@ -35,10 +35,7 @@ def chat_request(conversation: Conversation, options: Options) -> pb.ChatRequest
         conversation = [{"role": "user", "content": conversation}]
     message = pb.ChatRequest()
     for place, entry in enumerate(conversation):
-        where = f"messages[{place}]"
-        if not isinstance(entry, Mapping):
-            raise BadRequest(f'{where} must be like {{"role": "user", "content": "Hello"}}, found {entry!r}', param=where)
-        message.messages.append(_checked(where, partial(pb.ChatMessage, **entry)))
+        message.messages.append(_checked(f"messages[{place}]", partial(_chat_message, entry)))
     _fill(message, options)
     return message
 
@@ -87,6 +84,12 @@ def _summary(summary: pb.SummaryEvent) -> Summary:
         summary.num_prompt_tokens, summary.num_output_tokens, summary.num_cached_tokens, timing, summary.mode,
         max(1, summary.num_attempts),
     )
+
+
+def _chat_message(entry: Any) -> pb.ChatMessage:
+    if not isinstance(entry, Mapping):
+        raise TypeError(f'expected something like {{"role": "user", "content": "Hello"}}, found {type(entry).__name__}')
+    return pb.ChatMessage(**entry)
 
 
 def _fill(message: AskMessage, options: Options) -> None:
