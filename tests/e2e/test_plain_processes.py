@@ -99,6 +99,16 @@ class Processes:
             while not any([(await self.load(name)).num_reserved for name in names]):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
+    async def holder(self, *names: str) -> str:
+        """The one that has kept KV of an ended stream, once all of it is released."""
+        async with asyncio.timeout(10):
+            while True:
+                loads = {name: await self.load(name) for name in names}
+                kept = [name for name, load in loads.items() if load.num_cached]
+                if kept and all(map(is_empty, loads.values())):
+                    return kept[0]
+                await asyncio.sleep(0.02)
+
     async def assert_workers_are_empty(self) -> None:
         for name in self.running:
             if name == "router":
@@ -139,10 +149,12 @@ async def relay(directory: Path) -> AsyncIterator[Processes]:
 class Stream:
     """One greedy gRPC stream; `kill_at` is called once so many tokens have arrived."""
 
-    def __init__(self, processes: Processes, prompt: list[int], max_tokens: int) -> None:
+    def __init__(self, processes: Processes, prompt: list[int], max_tokens: int, session: str = "") -> None:
         self._target = processes.ready["router"]["grpc"]
         options = inference_pb2.Options(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        self._message = inference_pb2.GenerateRequest(ids=inference_pb2.TokenIds(ids=prompt), options=options)
+        self._message = inference_pb2.GenerateRequest(
+            ids=inference_pb2.TokenIds(ids=prompt), options=options, session_id=session
+        )
         self.ids: list[int] = []
         self.text = ""
         self.summary = inference_pb2.SummaryEvent()
@@ -186,9 +198,10 @@ async def test_http_and_grpc_give_the_same_and_thirty_two_streams_leave_nothing(
 
 async def test_kill_9_of_the_decode_worker_that_serves(tmp_path: Path) -> None:
     async with relay(tmp_path) as processes:
-        undisturbed = await Stream(processes, PROMPT, 200).run()
-        stream = Stream(processes, PROMPT, 200)
-        ids = await stream.run(at=10, then=lambda: processes.kill("decode-a"))
+        undisturbed = await Stream(processes, PROMPT, 200, session="kill").run()
+        victim = await processes.holder("decode-a", "decode-b")  # and there the session's next turn goes
+        stream = Stream(processes, PROMPT, 200, session="kill")
+        ids = await stream.run(at=10, then=lambda: processes.kill(victim))
         assert ids == undisturbed
         assert stream.summary.num_attempts == 2, "the killed worker was the one that served"
         await processes.assert_workers_are_empty()
