@@ -82,6 +82,57 @@ def test_up_refuses_rays_ports() -> None:
     assert "Ray keeps" in str(result.exception)
 
 
+def free_port_flags() -> list[str]:
+    """Ports that `up` accepts, for commands that are refused before they listen on them."""
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        ports = one.getsockname()[1], two.getsockname()[1]
+    return ["--http-port", str(ports[0]), "--grpc-port", str(ports[1]), "--metrics-port", "0"]
+
+
+def test_up_refuses_a_model_it_cannot_compute_before_it_starts_anything(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    result = runner.invoke(app, ["up", "--model", str(tmp_path), *free_port_flags()])
+    assert isinstance(result.exception, ConfigError)
+    assert "GPT2LMHeadModel is not supported; supported: LlamaForCausalLM" in str(result.exception)
+
+
+def test_up_and_doctor_want_the_redis_they_are_given() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"redis://:secret@127.0.0.1:{silent.getsockname()[1]}/0"
+        result = runner.invoke(app, ["up", "--redis-url", url, *free_port_flags()])
+    assert isinstance(result.exception, ConfigError)
+    assert "does not answer" in str(result.exception)
+    assert "--redis-url" in str(result.exception)
+    assert "secret" not in str(result.exception)
+
+
+def test_a_router_wants_to_know_where_the_workers_are() -> None:
+    result = runner.invoke(app, ["router"])
+    assert isinstance(result.exception, ConfigError)
+    assert "--workers" in str(result.exception)
+    assert "--redis-url" in str(result.exception)
+
+
+@pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
+def test_a_worker_finds_its_port_taken_before_it_loads_a_model(flag: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        arguments = ["worker", "--model", "/nonexistent", flag, str(taken.getsockname()[1])]
+        result = runner.invoke(app, arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert f"choose with {flag}" in str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["up", "worker", "router", "serve", "chat", "drain", "ps", "down"])
+def test_help_shows_how_it_is_used(command: str) -> None:
+    shown = runner.invoke(app, [command, "--help"]).output
+    assert f"kvrelay {command}" in shown.partition("Examples")[2]
+
+
 def test_once_and_detach_exclude_each_other() -> None:
     result = runner.invoke(app, ["up", "--once", "hello", "--detach"])
     assert result.exit_code == 2

@@ -15,7 +15,7 @@ from kvrelay.core.config import EngineSettings, ModelSettings
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.ids import BlockId, Choice
 from kvrelay.model.device import choose_dtype
-from kvrelay.model.load import load, served_name
+from kvrelay.model.load import load, plan, served_name
 from kvrelay.model.spec import read_spec, spec_from_config
 from tests.model.rig import FLOAT32, Sequences, all_logits, load_tiny, make_row, token_ids
 from tests.support.tiny import BOS, EOS, VOCAB, write_model_c, write_model_t
@@ -55,6 +55,22 @@ def test_what_a_worker_gets(tmp_path: Path) -> None:
     assert model.capacity.startswith("256 blocks, 2,048 tokens, 8.0 sessions")
     assert progress.tasks == [[2, 2]]
     assert progress.finished == 1
+
+
+def test_what_load_refuses_is_known_before_weights_are_read(tmp_path: Path) -> None:
+    directory = write_model_t(tmp_path / "tiny-t")
+    plan(directory, FLOAT32, EngineSettings())
+    for model, engine, reason in (
+        (dataclasses.replace(FLOAT32, dtype="int4"), EngineSettings(), "int4"),
+        (dataclasses.replace(FLOAT32, max_context=10_000), EngineSettings(), "max_context"),
+        (FLOAT32, EngineSettings(kv_memory="1KiB"), "kv_memory"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            plan(directory, model, engine)
+    for file in directory.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="safetensors"):
+        plan(directory, FLOAT32, EngineSettings())
 
 
 def test_a_small_pool_bounds_the_context(tmp_path: Path) -> None:

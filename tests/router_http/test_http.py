@@ -59,6 +59,12 @@ async def test_a_wrong_content_type_is_415(kind: str) -> None:
     assert response.status_code == 415
 
 
+async def test_a_compressed_body_is_415_and_said_to_be() -> None:
+    response = await send(front(), b"\x1f\x8b", {"content-type": "application/json", "content-encoding": "gzip"})
+    assert response.status_code == 415
+    assert "content-encoding" in response.json()["error"]["message"]
+
+
 async def test_SEC_03_a_large_body_is_413_and_never_held() -> None:
     num_read = 0
 

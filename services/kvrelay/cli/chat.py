@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 _DEFAULT_PORT = 9000
 
+EXAMPLES = (
+    "kvrelay chat",
+    'kvrelay chat --target 10.0.0.5:9000 --system "Answer in one sentence." --temperature 0',
+)
+
 
 def command(
     target: Annotated[str | None, typer.Option(show_default="the local cluster", help="host:port (gRPC).")] = None,

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 import typer
 
 from kvrelay.cli import options
-from kvrelay.cli.settings import cluster_config
+from kvrelay.cli.settings import cluster_config, why_no_redis
 from kvrelay.cli.show import console, say
 from kvrelay.core.config import Config
 from kvrelay.core.errors import ConfigError
@@ -27,6 +27,8 @@ class Finding:
     level: str
     """ok, warning or failed."""
     text: str
+
+EXAMPLES: tuple[str, ...] = ()
 
 
 def command(config: options.ConfigFile = None) -> None:
@@ -104,7 +106,8 @@ def check_ports(settings: Config) -> list[Finding]:
 
 def check_redis(settings: Config) -> list[Finding]:
     if settings.placement.redis_url:
-        return [Finding("redis", "ok", "a server is configured; the embedded one is not used")]
+        reason = why_no_redis(settings)
+        return [Finding("redis", "failed" if reason else "ok", reason or "the configured server answers")]
     from kvrelay.placement.embedded import find_server
 
     try:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from kvrelay.cli import options
 from kvrelay.cli.show import say
 
+EXAMPLES = (
+    "kvrelay down",
+    "kvrelay down --http-port 8100",
+)
+
 
 def command(
     http_port: options.WhichCluster = None,

@@ -12,10 +12,14 @@ from kvrelay.cli import options
 from kvrelay.cli.show import say
 from kvrelay.core.errors import ConfigError
 
+EXAMPLES = (
+    "kvrelay drain decode-1f2e3d --redis-url redis://127.0.0.1:6379/0",
+)
+
 
 def command(
     worker: Annotated[str, typer.Argument(help="Worker id, as its log or kvrelay ps shows it.")],
-    redis_url: options.RedisUrl = None,
+    redis_url: options.RegistryUrl = None,
     namespace: Annotated[str, typer.Option(help="placement.namespace of the worker.")] = "default",
 ) -> None:
     """Drain a worker that runs on this machine as `kvrelay worker`."""

@@ -20,17 +20,16 @@ _CONNECT_S, _SILENCE_S = 5.0, 300.0
 def stream_answer(base_url: str, model: str, prompt: str, directory: Path) -> str:
     """Returns the text. Raises ConfigError with the server's message if it does not answer."""
     path, body = _request(model, prompt, directory)
-    begin = time.monotonic()
     first_text_ms = 0.0
     parts: list[str] = []
     usage: dict[str, Any] = {}
-    for event in _events(base_url + path, body):
-        usage = event.get("usage") or usage
-        for choice in event.get("choices", []):
-            text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-            if text and not parts:
-                first_text_ms = (time.monotonic() - begin) * 1000
-            if text:
+    with httpx.Client(timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)) as client:
+        begin = time.monotonic()  # now: a client's first act is to read the machine's certificates
+        for event in _events(client, base_url + path, body):
+            usage = event.get("usage") or usage
+            for text in _texts(event):
+                if not parts:
+                    first_text_ms = (time.monotonic() - begin) * 1000
                 parts.append(text)
                 write_text(text)
     write_text("\n")
@@ -54,10 +53,15 @@ def _request(model: str, prompt: str, directory: Path) -> tuple[str, dict[str, A
     return "/v1/completions", {**body, "prompt": prompt}
 
 
-def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
+def _texts(event: dict[str, Any]) -> Iterator[str]:
+    for choice in event.get("choices", []):
+        if text := choice.get("text") or (choice.get("delta") or {}).get("content"):
+            yield text
+
+
+def _events(client: httpx.Client, url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     try:
-        with httpx.stream("POST", url, json=body, timeout=timeout) as answer:
+        with client.stream("POST", url, json=body) as answer:
             if answer.status_code != 200:
                 answer.read()
                 raise ConfigError(f"{url} answered {answer.status_code}: {answer.text.strip()}")

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from kvrelay.cli import bench, chat, doctor, down, drain, ps, router, serve, up, version, worker
+from kvrelay.cli.show import Bars
 from kvrelay.core.errors import ConfigError
 
 app = typer.Typer(
@@ -15,16 +16,21 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
 )
 for _module in (up, down, ps, drain, serve, router, worker, chat, doctor, version):
-    app.command(_module.__name__.rpartition(".")[2])(_module.command)
+    _epilog = "\n\n".join(("[bold]Examples[/bold]", *_module.EXAMPLES)) if _module.EXAMPLES else None
+    app.command(_module.__name__.rpartition(".")[2], epilog=_epilog)(_module.command)
 app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
     """Errors that a user can do something about are one line, not a traceback."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            Bars.leave()
     except ConfigError as error:
         print(f"kvrelay: {error}", file=sys.stderr)
         sys.exit(2)

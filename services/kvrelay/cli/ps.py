@@ -1,4 +1,4 @@
-"""`kvrelay ps`: the processes of a local cluster. Workers come from the registry, routers from the state file."""
+"""`kvrelay ps`: the endpoints, the processes and the log files of a local cluster."""
 
 from __future__ import annotations
 
@@ -13,32 +13,38 @@ from kvrelay.cli.show import console, say
 if TYPE_CHECKING:
     from kvrelay.cluster.state import ClusterState
 
+EXAMPLES = (
+    "kvrelay ps",
+    "kvrelay ps --json | jq .processes",
+)
+
 
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     http_port: options.WhichCluster = None,
 ) -> None:
-    """Show the endpoints and processes of the local cluster."""
+    """Show the endpoints, processes and log files of the local cluster."""
     from kvrelay.cluster.state import find_live_state
 
-    report = describe(find_live_state(http_port))
+    state = find_live_state(http_port)
+    report = describe(state)
     if as_json:
         typer.echo(json.dumps(report))
         return
     _print_table(report)
+    say(f"logs     {state.logs}: a file per process, and in the router's one line per request")
 
 
 def describe(state: ClusterState) -> dict[str, Any]:
     """`{http, grpc, metrics, redis, processes: [{role, id, pid, grpc}]}`."""
-    from kvrelay.cluster.members import workers
+    from kvrelay.cluster.members import members
 
     processes = [
         {"role": "router", "id": f"router-{router.pid}", "pid": router.pid, "grpc": state.grpc}
         for router in state.routers
     ]
     processes += [
-        {"role": record.role.value, "id": record.worker_id, "pid": record.pid, "grpc": record.address}
-        for record in workers(state)
+        {"role": member.role, "id": member.id, "pid": member.pid, "grpc": member.grpc} for member in members(state)
     ]
     return {
         "http": state.http,

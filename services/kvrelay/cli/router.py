@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvrelay.cli import options
+from kvrelay.cli.settings import check_bindable
 from kvrelay.cli.show import Bars
 from kvrelay.core.config import Config, load_config
 from kvrelay.core.errors import ConfigError
@@ -28,21 +30,26 @@ HANG_UP_S = 2.0
 
 BACKLOG = 2048
 
+EXAMPLES = (
+    "kvrelay router --redis-url redis://127.0.0.1:6379/0",
+    "kvrelay router --workers 127.0.0.1:7001,127.0.0.1:7002",
+)
+
 
 def command(
-    model: Annotated[str | None, typer.Option(help="Directory with the tokenizer. Default: demo.")] = None,
-    served_name: Annotated[str | None, typer.Option(help="Model id of the API. Default: end of the path.")] = None,
-    host: Annotated[str | None, typer.Option(help="Listen here. Default: 127.0.0.1.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="HTTP port; 0: a free one. Default: 8000.")] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0: a free one. Default: 9000.")] = None,
-    workers: Annotated[str, typer.Option(help="Attach addresses of workers, host:port,... beside Redis.")] = "",
-    redis_url: Annotated[str | None, typer.Option(help="Where workers register, instead of KVRELAY_REDIS_URL.")] = None,
-    config: Annotated[Path | None, typer.Option(help="kvrelay.yaml")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics here; 0: not. Default: 0.")] = None,
+    model: options.ModelPath = None,
+    served_name: options.ServedName = None,
+    workers: Annotated[str, typer.Option(help="Attach addresses of workers, host:port,host:port; beside Redis.")] = "",
+    redis_url: options.RegistryUrl = None,
+    host: Annotated[str | None, typer.Option(show_default="127.0.0.1", help="Listen on this address.")] = None,
+    http_port: Annotated[int | None, typer.Option(show_default="8000", help="HTTP port; 0: a free one.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(show_default="9000", help="gRPC port; 0: a free one.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(show_default="none", help="Publish /metrics here.")] = None,
+    config: options.ConfigFile = None,
     drain_s: Annotated[float, typer.Option(help="How long running streams may go on at the end.")] = 30.0,
     ready_file: Annotated[Path | None, typer.Option(help="Write the ports here as JSON once they listen.")] = None,
 ) -> None:
-    """Run one router until it is told to stop."""
+    """Run one router until it is told to stop: the HTTP and gRPC API in front of workers that run already."""
     settings = load_config(config)
     settings = replace(
         settings,
@@ -52,7 +59,10 @@ def command(
             settings.router, host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port
         ),
     )
-    _run(settings, tuple(each.strip() for each in workers.split(",") if each.strip()), drain_s, ready_file)
+    addresses = tuple(each.strip() for each in workers.split(",") if each.strip())
+    if not addresses and not settings.placement.redis_url:
+        raise ConfigError("where are the workers? Give --workers, or the --redis-url where they register")
+    _run(settings, addresses, drain_s, ready_file)
 
 
 def _run(config: Config, workers: tuple[str, ...], drain_s: float, ready_file: Path | None) -> None:
@@ -65,6 +75,8 @@ def _run(config: Config, workers: tuple[str, ...], drain_s: float, ready_file: P
 
     setup_logging()
     directory = _directory(config.model.path)
+    if config.model.path == "demo":  # known by its own name, as workers know it
+        config = replace(config, model=replace(config.model, path=str(directory)))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, directory, workers, drain_s, ready_file))
 
@@ -95,6 +107,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     listener = _listen(config.router.host, config.router.http_port)
+    check_bindable("--grpc-port", config.router.host, config.router.grpc_port)
     metrics = RouterMetrics()
     registry = open_registry(config.placement, SystemClock(), metrics)
     tokenizer = Tokenizer.from_directory(directory)

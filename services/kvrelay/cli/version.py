@@ -7,6 +7,8 @@ from importlib.metadata import version
 
 import typer
 
+EXAMPLES: tuple[str, ...] = ()
+
 
 def command() -> None:
     """Print kvrelay's version and Python's."""

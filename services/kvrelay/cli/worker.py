@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvrelay.cli import options
+from kvrelay.cli.settings import check_bindable
 from kvrelay.cli.show import Bars
 from kvrelay.core.config import Config, load_config
 from kvrelay.core.placement import Role
@@ -24,14 +25,19 @@ EXIT_FAILED = 70
 """EX_SOFTWARE: the engine died or is stuck. Whoever supervises this process starts a new one."""
 LAST_WORDS_S = 2.0
 
+EXAMPLES = (
+    "kvrelay worker --role prefill --redis-url redis://127.0.0.1:6379/0",
+    "kvrelay worker --role decode --port 7002",
+)
+
 
 def command(
-    role: Annotated[Role | None, typer.Option(show_default="mixed", help="What routers ask of it first.")] = None,
+    role: Annotated[Role | None, typer.Option(show_default="mixed", help="Its work; mixed: both.")] = None,
     model: options.ModelPath = None,
     served_name: options.ServedName = None,
     host: Annotated[str | None, typer.Option(show_default="127.0.0.1", help="Listen on this address.")] = None,
     port: Annotated[int | None, typer.Option(min=0, show_default="a free one", help="Attach service.")] = None,
-    redis_url: options.RedisUrl = None,
+    redis_url: options.RegistryUrl = None,
     config: options.ConfigFile = None,
     kv_memory: options.KvMemory = None,
     num_blocks: options.NumBlocks = None,
@@ -40,10 +46,10 @@ def command(
     threads: Annotated[int | None, typer.Option(min=0, show_default="a fair share", help="Compute threads.")] = None,
     metrics_port: Annotated[int | None, typer.Option(min=0, show_default="none", help="Publish /metrics here.")] = None,
     drain_s: Annotated[float | None, typer.Option(min=0, help="How long running sequences may go on.")] = None,
-    worker_id: Annotated[str | None, typer.Option("--id", show_default="role and a random word")] = None,
+    worker_id: Annotated[str | None, typer.Option("--id", show_default="role and random word", help="Its name")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the worker's record here as JSON once ready.")] = None,
 ) -> None:
-    """Run one worker until it is told to stop."""
+    """Run one worker until it is told to stop. Routers find it in Redis, or are given its address (--workers)."""
     settings = load_config(config)
     settings = replace(
         settings,
@@ -67,6 +73,8 @@ def _run(config: Config, ready_file: Path | None) -> None:
     from kvrelay.observe.logs import setup_logging
     from kvrelay.worker.process import WorkerProcess
 
+    for flag, port in (("--port", config.worker.port), ("--metrics-port", config.worker.metrics_port)):
+        check_bindable(flag, config.worker.host, port)
     setup_logging()
     directory = obtain(config.model.path, Bars())
     failed = asyncio.run(_serve(WorkerProcess(config, directory, progress=Bars()), config, ready_file))

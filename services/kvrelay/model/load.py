@@ -20,7 +20,7 @@ from kvrelay.model.sampler import Sampler
 from kvrelay.model.spec import DecoderSpec, read_spec
 from kvrelay.model.storage import DTYPES, KvStorage, capacity_line
 from kvrelay.model.vocabulary import count_tokens
-from kvrelay.model.weights import load_weights
+from kvrelay.model.weights import load_weights, weight_files
 from kvrelay_kernels.dispatch import ops_for
 
 
@@ -52,25 +52,46 @@ def served_name(settings: ModelSettings, directory: Path) -> str:
     return directory.name if settings.path == "demo" else settings.path.rstrip("/").rsplit("/", 1)[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a model and its settings ask for, known before a single weight is read."""
+
+    spec: DecoderSpec
+    device: torch.device
+    dtype: str
+    layout: KvLayout
+    context: int
+    num_tokens: int
+
+
+def plan(directory: Path, model: ModelSettings, engine: EngineSettings) -> Plan:
+    """Raises ConfigError with what cannot work: takes no memory, so `kvrelay up` asks before it starts anything."""
+    device = choose_device()
+    dtype = choose_dtype(model.dtype, device)
+    spec = read_spec(directory)
+    weight_files(directory)
+    num_tokens = min(count_tokens(directory), spec.vocab)
+    layout = KvLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, engine.block_size, dtype)
+    if engine.num_blocks or engine.kv_memory != "auto":
+        choose_num_blocks(engine, layout, device)
+    return Plan(spec, device, dtype, layout, _context(spec, model), num_tokens)
+
+
 def load(
     directory: Path, model: ModelSettings, engine: EngineSettings, *, threads: int = 0, progress: Progress | None = None
 ) -> LoadedModel:
     """`threads` > 0 sets torch's compute threads for the process. Raises ConfigError with what cannot work."""
     if threads > 0:
         torch.set_num_threads(threads)
-    device = choose_device()
-    dtype = choose_dtype(model.dtype, device)
-    spec = read_spec(directory)
+    wanted = plan(directory, model, engine)
+    spec, device, dtype, layout, context = wanted.spec, wanted.device, wanted.dtype, wanted.layout, wanted.context
     ops = ops_for(device, DTYPES[dtype], spec.head_dim)
-    num_tokens = min(count_tokens(directory), spec.vocab)
-    layout = KvLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, engine.block_size, dtype)
-    context = _context(spec, model)
     with torch.inference_mode():
         weights = load_weights(directory, spec, DTYPES[dtype], device, ops, progress or NullProgress())
         rope = RopeTable(spec.rope, spec.head_dim, context, device)
     num_blocks = choose_num_blocks(engine, layout, device)
     storage = KvStorage(layout, num_blocks, device, ops)  # outside: other threads write into it
-    sampler = Sampler(ops, num_tokens, spec.eos_token_ids)
+    sampler = Sampler(ops, wanted.num_tokens, spec.eos_token_ids)
     return LoadedModel(
         runner=TorchRunner(spec, weights, storage, rope, sampler, ops),
         storage=storage,
@@ -79,7 +100,7 @@ def load(
         spec=spec,
         num_blocks=num_blocks,
         max_context=min(context, (num_blocks - 1) * engine.block_size),
-        num_tokens=num_tokens,
+        num_tokens=wanted.num_tokens,
         eos_token_ids=spec.eos_token_ids,
         served_name=served_name(model, directory),
         dtype=dtype,

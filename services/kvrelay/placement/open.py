@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -23,11 +24,12 @@ from kvrelay.core.config import PlacementSettings
 from kvrelay.core.errors import ConfigError
 from kvrelay.placement.guarded import MAX_CALLS, BreakerWatch, GuardedRegistry
 from kvrelay.placement.memory import MemoryRegistry
-from kvrelay.placement.redis_registry import RedisRegistry
+from kvrelay.placement.redis_registry import TROUBLE, RedisRegistry
 from kvrelay.placement.registry import Registry
 
 MAX_CONNECTIONS = 2 * MAX_CALLS
 """Calls under way, calls being cancelled, the subscription. `GuardedRegistry` never asks for more."""
+_FIRST_ANSWER_S = 5.0
 SCHEMES = "redis://, rediss://, redis+sentinel://, rediss+sentinel://, redis+cluster://, rediss+cluster://"
 
 
@@ -38,12 +40,27 @@ def open_registry(settings: PlacementSettings, clock: Clock, watch: BreakerWatch
     return GuardedRegistry(open_redis(settings), clock, settings.call_timeout_s, watch)
 
 
+async def why_no_redis(settings: PlacementSettings) -> str:
+    """Empty if the server at `redis_url` answers. For a start by hand, where silence is most likely a wrong URL."""
+    registry = open_redis(settings)
+    try:
+        async with asyncio.timeout(_FIRST_ANSWER_S):
+            await registry.workers()
+    except TimeoutError:
+        return f"no answer within {_FIRST_ANSWER_S:g} s"
+    except TROUBLE as error:
+        return str(error)
+    finally:
+        await registry.close()
+    return ""
+
+
 def open_redis(settings: PlacementSettings) -> RedisRegistry:
     """Redis without the breaker: raises for every trouble."""
     url = settings.redis_url
     scheme = url.partition("://")[0]
     if scheme not in {part.removesuffix("://") for part in SCHEMES.split(", ")}:
-        raise ConfigError(f"placement.redis_url {_shown(url)!r}: expected one of {SCHEMES}")
+        raise ConfigError(f"placement.redis_url {shown(url)!r}: expected one of {SCHEMES}")
     options = _options(settings)
     try:
         if scheme.endswith("+sentinel"):
@@ -53,7 +70,7 @@ def open_redis(settings: PlacementSettings) -> RedisRegistry:
             return RedisRegistry(RedisCluster.from_url(plain, max_connections=MAX_CONNECTIONS, **options), settings)
         return RedisRegistry(Redis.from_pool(ConnectionPool.from_url(plain, **_pooled(options))), settings)
     except ValueError as error:
-        raise ConfigError(f"placement.redis_url {_shown(url)!r}: {error}") from error
+        raise ConfigError(f"placement.redis_url {shown(url)!r}: {error}") from error
 
 
 def _options(settings: PlacementSettings) -> dict[str, Any]:
@@ -77,7 +94,7 @@ def _sentinel(url: str, options: dict[str, Any]) -> Redis:
     hosts = parts.netloc.rpartition("@")[2].split(",")
     name, _, db = parts.path.strip("/").partition("/")
     if not name or not all(hosts):
-        raise ConfigError(f"placement.redis_url {_shown(url)!r}: write redis+sentinel://host:26379,host:26379/MASTER")
+        raise ConfigError(f"placement.redis_url {shown(url)!r}: write redis+sentinel://host:26379,host:26379/MASTER")
     nodes = [(host, int(port or 26379)) for host, _, port in (entry.partition(":") for entry in hosts)]
     user, _, password = parts.netloc.rpartition("@")[0].partition(":")
     sentinel = Sentinel(nodes, sentinel_kwargs=dict(options))  # type: ignore[no-untyped-call]
@@ -92,7 +109,7 @@ def _sentinel(url: str, options: dict[str, Any]) -> Redis:
     return client
 
 
-def _shown(url: str) -> str:
+def shown(url: str) -> str:
     """Without the password."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -124,10 +124,8 @@ class _Pages:
 
 
 def _model(card: ModelCard) -> dict[str, Any]:
-    return {
-        "id": card.served_name, "object": "model", "created": card.created, "owned_by": "kvrelay",
-        "max_model_len": card.max_context,
-    }  # fmt: skip
+    known = {"max_model_len": card.max_context} if card.max_context else {}
+    return {"id": card.served_name, "object": "model", "created": card.created, "owned_by": "kvrelay", **known}
 
 
 def _json(content: Any, status: int = 200) -> Response:

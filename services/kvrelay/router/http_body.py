@@ -25,6 +25,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     BadRequest if the rest does not come, starlette's ClientDisconnect if the client has left.
     """
     _check_content_type(request.headers.get("content-type", ""))
+    _check_encoding(request.headers.get("content-encoding", ""))
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -67,6 +68,11 @@ def _check_content_type(header: str) -> None:
     if kind != "application/json":
         found = f"found {kind[:60]!r}" if kind else "found none"
         raise WrongContentType(f"send the body with the header `content-type: application/json`; {found}")
+
+
+def _check_encoding(header: str) -> None:
+    if header.strip().lower() not in ("", "identity"):
+        raise WrongContentType(f"bodies are read without `content-encoding`; found {header[:60]!r}")
 
 
 def _refuse_constant(name: str) -> NoReturn:

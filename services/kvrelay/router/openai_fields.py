@@ -141,6 +141,8 @@ def well_formed(value: Any, path: str) -> str:
 def _show(value: Any) -> str:
     """Short and safe to send back: never the whole of a large value, never half a surrogate pair."""
     if isinstance(value, list | dict):
+        if not value:
+            return "an empty list" if isinstance(value, list) else "an empty object"
         return "a list" if isinstance(value, list) else "an object"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
