@@ -12,9 +12,11 @@ import psutil
 import pytest
 
 from kvrelay.cluster.local import end_processes
+from kvrelay.cluster.members import members
 from kvrelay.cluster.owner import StopRequest, stop_cluster
 from kvrelay.cluster.state import (
     ClusterState,
+    Member,
     ProcessId,
     find_live_state,
     find_state,
@@ -50,7 +52,8 @@ def state(port: int = 8000, owner: ProcessId = NOBODY) -> ClusterState:
 
 
 def test_what_is_written_is_read_back() -> None:
-    written = replace(state(), routers=(NOBODY,), pids=(NOBODY, ProcessId(7, 1.5)))
+    member = Member("decode", "decode-1", 7, "127.0.0.1:1", 64, 16, 256)
+    written = replace(state(), routers=(NOBODY,), workers=(member,), pids=(NOBODY, ProcessId(7, 1.5)))
     path = write_state(written)
     assert path.stat().st_mode & 0o077 == 0
     assert read_states() == [written]
@@ -93,6 +96,12 @@ def test_down_ends_what_a_dead_owner_left(bystander: psutil.Process) -> None:
     assert [item.split()[0] for item in killed] == [str(bystander.pid)]
     assert bystander.wait(10) is not None
     assert read_states() == []
+
+
+def test_workers_are_known_without_redis_and_the_dead_are_left_out(bystander: psutil.Process) -> None:
+    alive = Member("decode", "decode-1", bystander.pid, "127.0.0.1:1", 64, 16, 256)
+    dead = Member("prefill", "prefill-1", NOBODY.pid, "127.0.0.1:2", 64, 16, 256)
+    assert members(replace(state(), workers=(dead, alive))) == [alive]
 
 
 def test_a_foreign_directory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -159,6 +160,26 @@ async def test_a_server_that_is_gone_and_comes_back() -> None:
     finally:
         await registry.close()
         server.stop()
+
+
+async def test_an_outage_is_two_lines_in_the_log(
+    proxy: TcpProxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many requests meet it."""
+    monkeypatch.setattr(logging.getLogger("kvrelay"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="kvrelay")
+    clock = FakeClock()
+    registry = guarded(replace(settings_for(proxy.url), call_timeout_s=SHORT_S), clock)
+    proxy.black_hole = True
+    for _ in range(4):
+        for _ in range(4):
+            await registry.workers()
+        clock.advance(5.0)
+    proxy.black_hole = False
+    await _until_closed(registry, clock)
+    await registry.close()
+    said = [record.message for record in caplog.records if record.name == "kvrelay.placement.guarded"]
+    assert [line.split(":")[0] for line in said] == ["Redis is away", "Redis is back"]
 
 
 async def test_writes_find_the_new_primary(redis_server: EmbeddedRedis) -> None:

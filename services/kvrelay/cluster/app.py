@@ -44,6 +44,8 @@ class AppArgs(BaseModel):
     """Where workers and metrics ports listen. Empty: the node's own address."""
     metrics_port: int = 0
     """Base of the metrics ports: routers first, then prefill, then decode workers. 0: none."""
+    log_directory: str = ""
+    """A file per process in this directory. Empty: on stderr, which Ray collects."""
     loopback_only: bool = False
     """Refuse gRPC peers that are not on this machine."""
 

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from kvrelay.cluster import env
+from kvrelay.cluster.members import member_of
 from kvrelay.cluster.ports import choose_ports
-from kvrelay.cluster.state import ClusterState, ProcessId, remove_state, write_state
+from kvrelay.cluster.state import LOG_DIRECTORY, ClusterState, ProcessId, remove_state, write_state
 from kvrelay.core.config import Config
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.progress import NullProgress, Progress
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from kvrelay.cluster.serve_app import ServeApp
 
 _READY_TIMEOUT_S = 300.0
+_ANNOUNCED_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 _END_TIMEOUT_S = 10.0
 _OBJECT_STORE_BYTES = 80 << 20
@@ -85,9 +87,13 @@ class LocalCluster:
             self._start()
             undo.pop_all()
 
-    def _give_up(self, kind: type[BaseException] | None, *_: object) -> None:
-        """The logs stay for an error; a Ctrl-C needs no explanation."""
-        self.stop(keep_logs=kind is not None and issubclass(kind, Exception))
+    def _give_up(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        """The logs stay for an error that names them; neither a Ctrl-C nor a wrong setting needs them."""
+        if self._root is None:
+            return
+        is_explained = isinstance(error, ConfigError) and str(self._root) not in str(error)
+        with self._step("Stopping what had been started"):
+            self.stop(keep_logs=isinstance(error, Exception) and not is_explained)
 
     def _start(self) -> None:
         config = self._local_config()
@@ -100,6 +106,8 @@ class LocalCluster:
         if "ray.serve" in sys.modules:
             raise ConfigError("Ray Serve is already in use in this process: it can start one local cluster only")
         self._root = Path(tempfile.mkdtemp(prefix="kvr-", dir=_short_directory()))
+        logs = self._root / LOG_DIRECTORY
+        logs.mkdir()
         config = self._with_redis(config)
         haproxy = env.find_haproxy()
         self._has_haproxy = haproxy is not None
@@ -109,7 +117,7 @@ class LocalCluster:
 
             self._serve = ServeApp.start(self._root / "ray", ports, _OBJECT_STORE_BYTES)
         self._remember()
-        deploy(self._serve, config, self._options.directory)
+        deploy(self._serve, config, self._options.directory, logs)
         self._wait_until_ready(config)
         self._publish(config)
 
@@ -124,7 +132,7 @@ class LocalCluster:
         if config.placement.redis_url:
             return config
         with self._step("Starting the embedded Redis server"):
-            self._redis = EmbeddedRedis()
+            self._redis = EmbeddedRedis(parent=self._root)
             url = self._redis.start()
         self._remember()
         return replace(config, placement=replace(config.placement, redis_url=url))
@@ -144,6 +152,9 @@ class LocalCluster:
         with self._step("Warming up"):
             while reason := self._serve.not_ready():
                 self._pause(deadline, reason)
+            announced = min(deadline, time.monotonic() + _ANNOUNCED_TIMEOUT_S)
+            while len(self._serve.workers()) < wanted and time.monotonic() < announced:
+                time.sleep(_POLL_S)
 
     def _pause(self, deadline: float, reason: str) -> None:
         if time.monotonic() > deadline:
@@ -170,12 +181,23 @@ class LocalCluster:
     def refresh(self) -> None:
         """Note the processes that run now: replicas come and go. Called every few seconds by the owner."""
         assert self._serve is not None
+        self._revive_redis()
         self._remember()
         routers = tuple(
             seen for pid in self._serve.router_pids() if (seen := self._seen.get(pid)) is not None
         )
-        self._state = replace(self.state, routers=routers, pids=tuple(self._seen.values()))
+        members = tuple(member_of(record) for record in self._serve.workers())
+        self._state = replace(self.state, routers=routers, workers=members, pids=tuple(self._seen.values()))
         write_state(self._state)
+
+    def _revive_redis(self) -> None:
+        """Ours to restart, at the same port: routers and workers find it again by themselves."""
+        if self._redis is None or self._redis.is_running:
+            return
+        port = self._redis.port
+        self._redis.stop()
+        with contextlib.suppress(ConfigError):  # the port is taken for the moment: next time
+            self._redis.start(port)
 
     def _remember(self) -> None:
         for process in psutil.Process().children(recursive=True):
@@ -204,11 +226,10 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def _step(self, name: str, total: int = 0) -> Iterator[Callable[[int], None]]:
+        """A step that fails is never done."""
         self._progress.start(name, total)
-        try:
-            yield self._progress.advance
-        finally:
-            self._progress.done()
+        yield self._progress.advance
+        self._progress.done()
 
 
 def end_processes(recorded: list[ProcessId], timeout_s: float) -> list[str]:

@@ -25,6 +25,8 @@ from kvrelay.core.errors import ConfigError
 from kvrelay.core.progress import Progress
 
 REFRESH_S = 5.0
+_SAYS = "kvrelay: "
+"""Begins the owner's last words, after whatever Ray has written."""
 _START_TIMEOUT_S = 360.0
 _STOP_TIMEOUT_S = 90.0
 _END_TIMEOUT_S = 5.0
@@ -70,7 +72,7 @@ def spawn_owner(config: Config, directory: Path, progress: Progress) -> ClusterS
     """Start a process that owns a cluster and outlives this one; returns when it serves. Raises ConfigError."""
     home = state_directory()
     order = home / f"order-{config.router.http_port}.json"
-    log = home / f"cluster-{config.router.http_port}.log"
+    log = _owner_log(config.router.http_port)
     order.touch(mode=0o600)
     order.write_text(json.dumps({"config": config_to_dict(config), "directory": str(directory)}))
     with log.open("wb") as output:
@@ -83,12 +85,12 @@ def spawn_owner(config: Config, directory: Path, progress: Progress) -> ClusterS
         )
     progress.start("Starting the cluster in the background", 0)
     with contextlib.ExitStack() as undo:
-        undo.callback(progress.done)
         undo.callback(order.unlink, missing_ok=True)
         with contextlib.ExitStack() as failed:
             failed.callback(child.terminate)
             state = _wait_for_owner(child, log)
             failed.pop_all()
+    progress.done()
     return state
 
 
@@ -99,8 +101,8 @@ def _wait_for_owner(child: subprocess.Popen[bytes], log: Path) -> ClusterState:
             if state.owner.pid == child.pid:
                 return state
         if child.poll() is not None:
-            lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
-            raise ConfigError(lines[-1].removeprefix("kvrelay: "))
+            said = log.read_text(errors="replace").strip()
+            raise ConfigError(said.rpartition(_SAYS)[2] or f"the cluster's process said nothing; see {log}")
         time.sleep(_POLL_S)
     raise ConfigError(f"the cluster is not ready after {_START_TIMEOUT_S:.0f} s; see {log}")
 
@@ -117,8 +119,13 @@ def stop_cluster(state: ClusterState, *, end_timeout_s: float = _END_TIMEOUT_S) 
             killed += end_processes([ProcessId.of(owner)], 0)
     killed += end_processes(list(state.pids), end_timeout_s)
     remove_state(state.http_port)
+    _owner_log(state.http_port).unlink(missing_ok=True)
     shutil.rmtree(state.root, ignore_errors=True)
     return killed
+
+
+def _owner_log(http_port: int) -> Path:
+    return state_directory() / f"cluster-{http_port}.log"
 
 
 def main(order: Path) -> None:
@@ -134,5 +141,5 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
     except ConfigError as error:
-        print(f"kvrelay: {error}", file=sys.stderr)
+        print(f"{_SAYS}{error}", file=sys.stderr)
         sys.exit(2)

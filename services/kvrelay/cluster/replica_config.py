@@ -12,6 +12,7 @@ from ray import serve
 
 from kvrelay.core.config import Config, config_from_dict, load_config
 from kvrelay.core.progress import NullProgress
+from kvrelay.observe.logs import setup_logging
 
 
 def replica_config(args: Mapping[str, Any]) -> Config:
@@ -34,6 +35,15 @@ def metrics_port(args: Mapping[str, Any], first_process: int) -> int:
     """Base port + position of this process among the cluster's processes on this node; 0: none."""
     base = int(args["metrics_port"])
     return base + first_process + int(serve.get_replica_context().rank.local_rank) if base else 0
+
+
+def start_logging(args: Mapping[str, Any], name: str) -> None:
+    """Once per replica, before anything of ours can have something to say."""
+    if args["log_directory"]:
+        path = Path(args["log_directory"]) / f"{name}.log"
+        setup_logging(stream=path.open("a", buffering=1))
+    else:
+        setup_logging()
 
 
 def node_address() -> str:

@@ -22,6 +22,7 @@ from kvrelay.cluster.replica_config import (
     model_directory,
     node_address,
     replica_config,
+    start_logging,
 )
 from kvrelay.cluster.serve_grpc import ServeGrpc
 from kvrelay.core.clock import SystemClock
@@ -39,6 +40,7 @@ class RouterReplica(ServeGrpc):
     ) -> None:
         """`pools` are the worker deployments: naming them here is what makes them part of the application."""
         config = replica_config(args)
+        start_logging(args, f"router-{os.getpid()}")
         router = replace(config.router, host=args["host"] or node_address(), metrics_port=metrics_port(args, 0))
         config = replace(config, router=router)
         metrics = RouterMetrics()

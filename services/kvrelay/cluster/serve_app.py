@@ -16,10 +16,12 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from kvrelay.cluster.app import APP_NAME, AppArgs, build
+from kvrelay.cluster.discovery import RayDirectory
 from kvrelay.cluster.ports import ClusterPorts
 from kvrelay.cluster.serve_grpc import GRPC_SERVICES
 from kvrelay.core.config import Config, config_to_dict
 from kvrelay.core.errors import ConfigError
+from kvrelay.core.placement import WorkerRecord
 
 _CALL_TIMEOUT_S = 10.0
 _PROBE_TIMEOUT_S = 2.0
@@ -100,6 +102,13 @@ class ServeApp:
                 break
         return sorted(pids)
 
+    def workers(self) -> list[WorkerRecord]:
+        """As they have announced themselves in Ray's own store; empty if that does not answer."""
+        try:
+            return RayDirectory(APP_NAME).members()
+        except (ray.exceptions.RayError, RuntimeError, OSError):
+            return []
+
     def stop(self) -> None:
         """Serve first: it drains the replicas. Ray's own end is bounded, and the caller looks for survivors."""
         if not self._is_up:
@@ -112,7 +121,7 @@ class ServeApp:
         ray.shutdown()
 
 
-def deploy(app: ServeApp, config: Config, directory: Path) -> None:
+def deploy(app: ServeApp, config: Config, directory: Path, logs: Path) -> None:
     """The application as a local cluster runs it: on GPUs if each worker can have one, else on fractions of the CPU."""
     num_workers = config.cluster.prefill + config.cluster.decode
     has_gpus = ray.cluster_resources().get("GPU", 0) >= num_workers
@@ -125,6 +134,7 @@ def deploy(app: ServeApp, config: Config, directory: Path) -> None:
             router_cpus=_ROUTER_CPUS,
             host="127.0.0.1",
             metrics_port=config.router.metrics_port,
+            log_directory=str(logs),
             loopback_only=True,
         )
     )

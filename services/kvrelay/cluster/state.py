@@ -18,6 +18,8 @@ import psutil
 
 from kvrelay.core.errors import ConfigError
 
+LOG_DIRECTORY = "logs"
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
@@ -41,6 +43,19 @@ class ProcessId:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """One worker of the cluster, as it presents itself."""
+
+    role: str
+    id: str
+    pid: int
+    grpc: str
+    num_blocks: int
+    block_size: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterState:
     owner: ProcessId
     http: str
@@ -50,13 +65,19 @@ class ClusterState:
     namespace: str
     model: str
     root: str
-    """Directory with the logs."""
+    """Directory of everything that cluster writes."""
     http_port: int
     has_haproxy: bool = True
     """False: Serve's own proxy stands in front."""
     routers: tuple[ProcessId, ...] = ()
+    workers: tuple[Member, ...] = ()
     pids: tuple[ProcessId, ...] = ()
     """Every process the owner has started and that has been seen alive."""
+
+    @property
+    def logs(self) -> Path:
+        """One file per process: its events, and the router's line per request."""
+        return Path(self.root) / LOG_DIRECTORY
 
 
 def state_directory() -> Path:
@@ -118,6 +139,7 @@ def find_live_state(http_port: int | None = None) -> ClusterState:
 def _parse(text: str) -> ClusterState:
     data = json.loads(text)
     data["owner"] = ProcessId(**data["owner"])
+    data["workers"] = tuple(Member(**item) for item in data["workers"])
     for name in ("routers", "pids"):
         data[name] = tuple(ProcessId(**item) for item in data[name])
     return ClusterState(**data)

@@ -20,6 +20,7 @@ from kvrelay.cluster.replica_config import (
     node_address,
     replica_config,
     replica_name,
+    start_logging,
 )
 
 if TYPE_CHECKING:
@@ -35,10 +36,12 @@ class WorkerReplica:
         from kvrelay.worker.process import WorkerProcess
 
         config = replica_config(args)
+        worker_id = f"{role}-{replica_name()}"
+        start_logging(args, worker_id)
         worker = replace(
             config.worker,
             role=role,
-            worker_id=f"{role}-{replica_name()}",
+            worker_id=worker_id,
             host=args["host"] or node_address(),
             port=0,
             metrics_port=metrics_port(args, first_process),

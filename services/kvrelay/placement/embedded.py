@@ -3,7 +3,7 @@
     start ─▶ free loopback port, private directory, no persistence ─▶ ready ─▶ stop: by its own pid, directory removed
 
 On Linux the kernel ends it with the thread that started it, so start it from a thread that lives as long as the
-owner (the main thread): even a kill -9 of the owner leaves nothing behind.
+owner (the main thread): even a kill -9 of the owner leaves no process behind.
 """
 
 from __future__ import annotations
@@ -55,8 +55,12 @@ def find_server() -> Path:
 class EmbeddedRedis:
     """Owns one server process and its directory. `start` and `stop` block for as long as the process takes."""
 
-    def __init__(self, binary: Path | None = None, *, extra_args: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, binary: Path | None = None, *, extra_args: tuple[str, ...] = (), parent: Path | None = None
+    ) -> None:
+        """`parent` is where its directory is made; the system's place for temporary files by default."""
         self._binary = binary or find_server()
+        self._parent = parent
         self._extra_args = extra_args
         self._process: subprocess.Popen[bytes] | None = None
         self._directory: Path | None = None
@@ -76,7 +80,7 @@ class EmbeddedRedis:
 
     def start(self, port: int = 0) -> str:
         """Returns the URL once it answers. `port` 0 picks a free one. Raises ConfigError."""
-        self._directory = Path(tempfile.mkdtemp(prefix="kvrelay-redis-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="kvrelay-redis-", dir=self._parent))
         tries = 1 if port else MAX_TRIES
         for _ in range(tries):
             self.port = port or _free_port()

@@ -13,6 +13,7 @@ a second one could hit the clean-up and lose the connection's place in the pool.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,8 @@ from kvrelay.core.placement import Load, SessionKey, SessionPlacement, WorkerRec
 from kvrelay.placement.breaker import Breaker, State
 from kvrelay.placement.redis_registry import TROUBLE, RedisRegistry
 from kvrelay.placement.registry import Quota, RegistryEvent
+
+log = logging.getLogger(__name__)
 
 MAX_CALLS = 16
 """Calls under way at once, one connection each; more wait their turn within their own time limit."""
@@ -61,7 +64,9 @@ class GuardedRegistry:
         self._timeout_s = call_timeout_s
         self._places = asyncio.Semaphore(MAX_CALLS)
         self._calls: set[asyncio.Task[Any]] = set()
-        self.breaker = Breaker(clock, lambda state: self._watch.redis_breaker(state is not State.CLOSED))
+        self._is_away = False
+        self._last_trouble = ""
+        self.breaker = Breaker(clock, self._breaker_changed)
 
     async def register(self, record: WorkerRecord, load: Load) -> None:
         await self._ask("write", lambda: self._inner.register(record, load), None)
@@ -128,13 +133,25 @@ class GuardedRegistry:
 
     def _give_up(self, kind: str, call: asyncio.Task[T], fallback: T) -> T:
         call.cancel()
-        self.breaker.failed()
         error = None if not call.done() or call.cancelled() else call.exception()
         if error is not None and not isinstance(error, TROUBLE):
+            self.breaker.failed()
             raise error
+        self._last_trouble = str(error) if error is not None else f"no answer within {self._timeout_s:g} s"
+        self.breaker.failed()
         self._watch.redis_failed()
         self._watch.redis_dropped(kind)
         return fallback
+
+    def _breaker_changed(self, state: State) -> None:
+        self._watch.redis_breaker(state is not State.CLOSED)
+        if state is State.HALF_OPEN or self._is_away == (state is State.OPEN):
+            return
+        self._is_away = state is State.OPEN
+        if self._is_away:
+            log.warning("Redis is away: %s. Everything goes on without its hints", self._last_trouble)
+        else:
+            log.info("Redis is back")
 
     async def _call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         async with self._places:
