@@ -16,7 +16,7 @@ help: ## show this list
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvrelay needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing pinned dependencies into $(VENV) (about two minutes, once)"
+	@echo "Installing pinned dependencies into $(VENV) (some minutes, once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@$(BIN)/python -m kvrelay_kernels.native.build || echo "No native CPU kernels: torch does the work, at a third of the speed"
@@ -25,7 +25,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 install: $(VENV)/.installed ## create .venv with everything in it
 
 up: install ## start the cluster and stream one answer; ONCE="PROMPT" answers it and exits
-	@$(BIN)/kvrelay up $(if $(ONCE),--once "$(ONCE)") $(ARGS)
+	@$(BIN)/kvrelay up $(if $(ONCE),--once "$$ONCE") $(ARGS)
 
 test: install lint ## lint, then the whole suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
