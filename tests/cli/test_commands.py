@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -74,6 +75,13 @@ def test_up_refuses_a_taken_port_and_names_the_flag(flag: str) -> None:
     assert isinstance(result.exception, ConfigError)
     assert "is taken" in str(result.exception)
     assert flag in str(result.exception)
+
+
+def test_up_twice_says_that_it_runs_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvrelay.cluster.state.read_states", lambda: [SimpleNamespace(http_port=8000)])
+    result = runner.invoke(app, ["up", "--detach"])
+    assert isinstance(result.exception, ConfigError)
+    assert "kvrelay down" in str(result.exception)
 
 
 def test_up_refuses_rays_ports() -> None:

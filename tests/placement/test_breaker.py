@@ -179,7 +179,7 @@ async def test_an_outage_is_two_lines_in_the_log(
     await _until_closed(registry, clock)
     await registry.close()
     said = [record.message for record in caplog.records if record.name == "kvrelay.placement.guarded"]
-    assert [line.split(":")[0] for line in said] == ["Redis is away", "Redis is back"]
+    assert [line.split(",")[0] for line in said] == ["Redis is away", "Redis is back"]
 
 
 async def test_writes_find_the_new_primary(redis_server: EmbeddedRedis) -> None:

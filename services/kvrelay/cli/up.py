@@ -77,9 +77,15 @@ def command(
 def _prepare(settings: Config) -> Path:
     """Everything that can be known to be wrong before something is started; ports first, a download last."""
     from kvrelay.cluster.ports import choose_ports
+    from kvrelay.cluster.state import read_states
     from kvrelay.model.obtain import obtain
 
     cluster, router = settings.cluster, settings.router
+    if any(state.http_port == router.http_port for state in read_states()):
+        raise ConfigError(
+            f"a cluster of yours is at port {router.http_port} already: see kvrelay ps, stop it with kvrelay down, "
+            "or choose another port with --http-port"
+        )
     num_processes = cluster.routers + cluster.prefill + cluster.decode
     choose_ports(router.http_port, router.grpc_port, router.metrics_port, num_processes)
     if settings.placement.redis_url and (reason := why_no_redis(settings)):

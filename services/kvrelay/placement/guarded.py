@@ -137,7 +137,7 @@ class GuardedRegistry:
         if error is not None and not isinstance(error, TROUBLE):
             self.breaker.failed()
             raise error
-        self._last_trouble = str(error) if error is not None else f"no answer within {self._timeout_s:g} s"
+        self._last_trouble = str(error).rstrip(".") if error is not None else f"no answer within {self._timeout_s:g} s"
         self.breaker.failed()
         self._watch.redis_failed()
         self._watch.redis_dropped(kind)
@@ -149,7 +149,7 @@ class GuardedRegistry:
             return
         self._is_away = state is State.OPEN
         if self._is_away:
-            log.warning("Redis is away: %s. Everything goes on without its hints", self._last_trouble)
+            log.warning("Redis is away, and everything goes on without its hints: %s", self._last_trouble)
         else:
             log.info("Redis is back")
 

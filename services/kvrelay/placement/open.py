@@ -49,7 +49,7 @@ async def why_no_redis(settings: PlacementSettings) -> str:
     except TimeoutError:
         return f"no answer within {_FIRST_ANSWER_S:g} s"
     except TROUBLE as error:
-        return str(error)
+        return str(error).rstrip(".")
     finally:
         await registry.close()
     return ""
