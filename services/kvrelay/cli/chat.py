@@ -34,8 +34,9 @@ def command(
     from kvrelay.client import Client
 
     options: Options = {"max_tokens": max_tokens, "temperature": temperature, "session_id": uuid.uuid4().hex}
-    with Client(target or _local_target(), api_key=api_key) as client:
-        options["model"] = model or _only_model(client)
+    where = target or _local_target()
+    with Client(where, api_key=api_key) as client:
+        options["model"] = model or _only_model(client, where)
         say(f"[dim]{options['model']}; an empty line ends[/dim]")
         _converse(client, system, options)
 
@@ -47,11 +48,11 @@ def _local_target() -> str:
     return find_live_state().grpc if read_states() else f"127.0.0.1:{_DEFAULT_PORT}"
 
 
-def _only_model(client: Client) -> str:
+def _only_model(client: Client, where: str) -> str:
     try:
         return client.models()[0].id
     except KvrelayError as error:
-        raise ConfigError(f"no server answers: {error.message}") from error
+        raise ConfigError(f"no kvrelay server answers on gRPC at {where}: {error.message}") from error
 
 
 def _converse(client: Client, system: str, options: Options) -> None:
