@@ -76,7 +76,7 @@ class Reservations:
         blocks = tuple(seq.table.blocks[first_block:])
         self._cache.pool.pin(blocks)
         self._open[seq.transfer_id] = Reservation(seq, blocks)
-        seq.state = SeqState.RESERVED
+        seq.move(SeqState.RESERVED)
         self._transfer.expect(
             Expected(seq.transfer_id, seq.start.request_id, seq.start.attempt, first_block, blocks)
         )

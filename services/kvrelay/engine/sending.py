@@ -1,8 +1,9 @@
 """Sequences whose KV goes elsewhere. The engine's half of a sending transfer is in this file.
 
-    open ──▶ STREAMING ──progress*──▶ ──finish──▶ COMMITTING ──ended("")────▶ handed off
-                 │                                    └───────ended(error)──▶ failed: the router replays
-                 └──abandon──▶ LEAVING ──ended──▶ (gone)
+    open ──▶ STREAMING ──finish──▶ COMMITTING ──ended("")──▶ handed off
+             │ progress* │             │   └──ended(error)──▶ failed: the router replays
+             │           └──abandon────┴──▶ LEAVING ──ended──▶ (gone)
+             └──ended(error)──▶ failed
 
 From `open` until `ended` the sequence's blocks are pinned: they may still be read.
 """
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from kvrelay.core.errors import Broken
 from kvrelay.core.events import Token
 from kvrelay.core.handoff import ChoiceTokens, Commit
 from kvrelay.core.ids import BlockId, Choice, TransferId
@@ -27,11 +29,24 @@ class Stage(Enum):
     LEAVING = "leaving"
 
 
+_MOVES = {
+    (Stage.STREAMING, Stage.COMMITTING),
+    (Stage.STREAMING, Stage.LEAVING),
+    (Stage.COMMITTING, Stage.LEAVING),
+}
+
+
 @dataclass(slots=True, eq=False)
 class Sending:
     seq: Sequence
     blocks: tuple[BlockId, ...]
+    """All of the sequence's: those that the receiver has are not read, but a pin costs nothing."""
     stage: Stage = Stage.STREAMING
+
+    def move(self, stage: Stage) -> None:
+        if (self.stage, stage) not in _MOVES:
+            raise Broken(f"a send cannot go from {self.stage.value} to {stage.value}")
+        self.stage = stage
 
 
 class Sendings:
@@ -70,8 +85,8 @@ class Sendings:
 
     def finish(self, seq: Sequence, drawn: Iterable[tuple[Choice, Token]]) -> None:
         """The prompt is computed and `drawn` are the choices that go on: send the rest and commit."""
-        self._open[seq.transfer_id].stage = Stage.COMMITTING
-        seq.state = SeqState.SENDING
+        self._open[seq.transfer_id].move(Stage.COMMITTING)
+        seq.move(SeqState.SENDING)
         # The sender counts its slabs itself: it alone knows how it has cut them.
         choices = tuple(ChoiceTokens(choice, (token,)) for choice, token in drawn)
         self._transfer.finish(seq.transfer_id, Commit(len(seq.tokens), 0, choices))
@@ -80,7 +95,7 @@ class Sendings:
         """Nobody wants this KV any more. Nothing to do if no Push is open, or it has been told already."""
         sending = self._open.get(seq.transfer_id)
         if sending is not None and sending.stage is not Stage.LEAVING:
-            sending.stage = Stage.LEAVING
+            sending.move(Stage.LEAVING)
             self._transfer.abort_send(seq.transfer_id)
 
     def ended(self, transfer_id: TransferId) -> tuple[Sequence, bool] | None:

@@ -6,6 +6,8 @@
 
     from everywhere: cancel, deadline, failure ──▶ ENDED
 
+`move` alone changes the state, along these arrows.
+
 A fresh prompt with n choices is one sequence with n choices until their first tokens are drawn (or committed);
 then it is forked into n sequences with one choice each.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kvrelay.core.errors import Broken
 from kvrelay.core.ids import Choice, SeqKey, TokenId, TransferId
 from kvrelay.core.request import Leg, Start
 from kvrelay.kvcache.cache import BlockTable
@@ -26,6 +29,15 @@ class SeqState(Enum):
     RUNNING = "running"
     SENDING = "sending"
     ENDED = "ended"
+
+
+_MOVES = {
+    SeqState.WAITING: {SeqState.RESERVED, SeqState.RUNNING, SeqState.ENDED},
+    SeqState.RESERVED: {SeqState.RUNNING, SeqState.ENDED},
+    SeqState.RUNNING: {SeqState.SENDING, SeqState.ENDED},
+    SeqState.SENDING: {SeqState.ENDED},
+    SeqState.ENDED: set[SeqState](),
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +67,11 @@ class Sequence:
     has_spoken: bool = False
     """Its first token of this attempt has been told: the next ones are plain `Tokens`."""
     keys: dict[Choice, SeqKey] = field(default_factory=dict)
+
+    def move(self, state: SeqState) -> None:
+        if state not in _MOVES[self.state]:
+            raise Broken(f"a sequence cannot go from {self.state.value} to {state.value}")
+        self.state = state
 
     @property
     def num_remaining(self) -> int:

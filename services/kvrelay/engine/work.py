@@ -50,7 +50,7 @@ class Work:
             self.by_key[seq.key(choice)] = seq
 
     def run(self, seq: Sequence) -> None:
-        seq.state = SeqState.RUNNING
+        seq.move(SeqState.RUNNING)
         self.running.append(seq)
 
     @property
@@ -103,7 +103,7 @@ class Work:
         if seq.leg is Leg.SEND:
             self.sendings.abandon(seq)
         self.cache.release(seq.table)
-        seq.state = SeqState.ENDED
+        seq.move(SeqState.ENDED)
 
     def _child(self, seq: Sequence, choice: Choice, num_spare: int) -> Sequence:
         return Sequence(

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
+from kvrelay.core.errors import Broken
 from kvrelay.core.handoff import MAX_SLAB_BYTES, Commit, PushOpen, Slab
 from kvrelay.core.ports import EngineInbox, Expected
 from kvrelay.rpc.frames import Frame, Heartbeat
@@ -35,12 +36,21 @@ class State(Enum):
     ENDED = "ended"
 
 
+_MOVES = {
+    State.EXPECTED: {State.OPEN, State.ENDED},
+    State.OPEN: {State.LANDED, State.CLOSED},
+    State.LANDED: {State.ENDED},
+    State.CLOSED: {State.ENDED},
+    State.ENDED: set[State](),
+}
+
+
 class Reception:
     """See the drawing above. Methods that take what the sender says raise PushFailed; the others never raise."""
 
     def __init__(self, expected: Expected, home: Home, inbox: EngineInbox, on_end: Callable[[Reception], None]) -> None:
         self.expected = expected
-        self.state = State.EXPECTED
+        self._state = State.EXPECTED
         self.error = ""
         """Why it was closed."""
         self.num_bytes = 0
@@ -59,11 +69,15 @@ class Reception:
         self._tile_bytes = 0
         self._sender_dtype = ""
 
+    @property
+    def state(self) -> State:
+        return self._state
+
     # --- what the sender says -------------------------------------------------------------------------------------
 
     def open(self, frame: PushOpen) -> None:
         """The one Push of this reservation begins. If the sender does not fit, the caller closes."""
-        self.state = State.OPEN
+        self._move(State.OPEN)
         self.opened_at = self._loop.time()
         self._check_identity(frame)
         self._check_shard(frame)
@@ -103,7 +117,7 @@ class Reception:
                 self._end()
             case State.OPEN:
                 self.error = error
-                self.state = State.CLOSED
+                self._move(State.CLOSED)
                 if self.reading is not None and not self.reading.expired():
                     self.reading.reschedule(self._loop.time())
             case State.LANDED:
@@ -122,6 +136,11 @@ class Reception:
             self.close(error)
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _move(self, state: State) -> None:
+        if state not in _MOVES[self._state]:
+            raise Broken(f"a reception cannot go from {self._state.value} to {state.value}")
+        self._state = state
 
     def _check_identity(self, frame: PushOpen) -> None:
         differences = self._home.identity.differences(frame.identity)
@@ -171,7 +190,7 @@ class Reception:
         room = (expected.first_block + len(expected.blocks)) * self._home.identity.block_size
         if commit.num_tokens > room:
             raise PushFailed(f"commit of {commit.num_tokens} tokens into blocks for {room}")
-        self.state = State.LANDED
+        self._move(State.LANDED)
         self._reply_timer = self._loop.call_later(
             LANDED_TIMEOUT_S, self._replied, False, f"the engine did not answer within {LANDED_TIMEOUT_S:g} s"
         )
@@ -195,6 +214,6 @@ class Reception:
         self._end()
 
     def _end(self) -> None:
-        self.state = State.ENDED
+        self._move(State.ENDED)
         self._on_end(self)
         self._inbox.push_ended(self.expected.transfer_id, self.error)
