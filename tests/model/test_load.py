@@ -17,6 +17,7 @@ from kvrelay.core.ids import BlockId, Choice
 from kvrelay.model.device import choose_dtype
 from kvrelay.model.load import load, plan, served_name
 from kvrelay.model.spec import read_spec, spec_from_config
+from kvrelay_kernels.dispatch import ops_for
 from tests.model.rig import FLOAT32, Sequences, all_logits, load_tiny, make_row, token_ids
 from tests.support.tiny import BOS, EOS, VOCAB, write_model_c, write_model_t
 
@@ -212,3 +213,25 @@ def test_a_poisoned_block_harms_only_its_own_sequence(tmp_path: Path) -> None:
     expected = token_ids(Sequences(model).generate([prompt], 6)[0])
     model.storage.pool.view(torch.float32).fill_(float("nan"))
     assert token_ids(Sequences(model).generate([prompt], 6)[0]) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_token_of_a_step_can_be_looked_at(tmp_path: Path, dtype: str) -> None:
+    """In one native call, and operator by operator (float16); a later chunk sees the tokens before it."""
+    directory = write_model_t(tmp_path)
+    model = load(directory, dataclasses.replace(FLOAT32, dtype=dtype), EngineSettings(num_blocks=16))
+    prompt = [(7 * place) % VOCAB for place in range(21)]
+    chunks = [
+        model.runner.every_logits(StepPlan(0, (make_row(prompt, begin, end - begin, [1, 2]),)))
+        for begin, end in ((0, 14), (14, 21))
+    ]
+    assert [tuple(logits.shape) for logits in chunks] == [(14, model.spec.vocab), (7, model.spec.vocab)]
+    wanted = all_logits(directory, prompt, [21], dtype=dtype)
+    assert torch.allclose(torch.cat(chunks), wanted, atol=1e-4 if dtype == "float32" else 0.05)
+
+
+def test_a_model_says_which_kernels_compute_it(tmp_path: Path) -> None:
+    directory = write_model_t(tmp_path)
+    half = dataclasses.replace(FLOAT32, dtype="float16")
+    assert load(directory, half, EngineSettings(num_blocks=4)).kernels == "cpu"
+    assert load(directory, FLOAT32, EngineSettings(num_blocks=4)).kernels == ops_for(torch.device("cpu")).name

@@ -18,8 +18,10 @@ from kvrelay_kernels.dispatch import Ops
 from kvrelay_kernels.paged_attention.batch import AttentionBatch
 
 
-def build_step(plan: StepPlan, spec: DecoderSpec, storage: KvStorage, rope: RopeTable, ops: Ops) -> StepTensors:
-    """Rows of the plan one after the other; `last_rows` names the last token of every row that draws."""
+def build_step(
+    plan: StepPlan, spec: DecoderSpec, storage: KvStorage, rope: RopeTable, ops: Ops, *, every_token: bool = False
+) -> StepTensors:
+    """Rows of the plan one after the other; `last_rows`: the last token of every row that draws, or every token."""
     block_size, device = storage.layout.block_size, storage.pool.device
     token_ids: list[int] = []
     positions: list[np.ndarray[Any, Any]] = []
@@ -34,6 +36,8 @@ def build_step(plan: StepPlan, spec: DecoderSpec, storage: KvStorage, rope: Rope
         slots.append(blocks[position // block_size] * block_size + position % block_size)
         if row.draws:
             last_rows.append(len(token_ids) - 1)
+    if every_token:
+        last_rows = list(range(len(token_ids)))
     cos, sin = rope.at(torch.from_numpy(np.concatenate(positions)).to(device))
     cache = storage.layers[0]
     return StepTensors(

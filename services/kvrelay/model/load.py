@@ -20,7 +20,7 @@ from kvrelay.model.sampler import Sampler
 from kvrelay.model.spec import DecoderSpec, read_spec
 from kvrelay.model.storage import DTYPES, KvStorage, capacity_line
 from kvrelay.model.vocabulary import count_tokens
-from kvrelay.model.weights import load_weights, weight_files
+from kvrelay.model.weights import Weights, load_weights, weight_files
 from kvrelay_kernels.dispatch import ops_for
 
 
@@ -39,6 +39,9 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     served_name: str
     dtype: str
+    kernels: str
+    """Name of the set of operators that computes, such as "native/avx512_bf16"."""
+    weights: Weights
 
     @property
     def capacity(self) -> str:
@@ -104,6 +107,8 @@ def load(
         eos_token_ids=spec.eos_token_ids,
         served_name=served_name(model, directory),
         dtype=dtype,
+        kernels=ops.name,
+        weights=weights,
     )
 
 

@@ -41,8 +41,8 @@ def one_call_decoder(
     )
 
 
-def build_batch(plan: StepPlan, block_size: int) -> StepBatch:
-    """Rows of the plan one after the other; logits of the last token of every row that draws."""
+def build_batch(plan: StepPlan, block_size: int, *, every_token: bool = False) -> StepBatch:
+    """Rows of the plan one after the other; logits of the last token of every row that draws, or of every token."""
     rows = plan.rows
     ends = [row.num_computed + row.num_scheduled for row in rows]
     query_lens = np.array([row.num_scheduled for row in rows], dtype=np.int32)
@@ -50,14 +50,14 @@ def build_batch(plan: StepPlan, block_size: int) -> StepBatch:
     tables = np.zeros((len(rows), max(widths)), dtype=np.int32)
     for table, row, width in zip(tables, rows, widths, strict=True):
         table[:width] = row.block_table[:width]
-    draws = np.array([bool(row.draws) for row in rows])
+    last_rows = (np.cumsum(query_lens, dtype=np.int32) - 1)[np.array([bool(row.draws) for row in rows])]
     token_ids = chain.from_iterable(row.token_ids[row.num_computed : end] for row, end in zip(rows, ends, strict=True))
     return StepBatch(
         token_ids=np.fromiter(token_ids, dtype=np.int32, count=int(query_lens.sum())),
         query_lens=query_lens,
         kv_lens=np.array(ends, dtype=np.int32),
         tables=tables,
-        last_rows=(np.cumsum(query_lens, dtype=np.int32) - 1)[draws],
+        last_rows=np.arange(query_lens.sum(), dtype=np.int32) if every_token else last_rows,
     )
 
 

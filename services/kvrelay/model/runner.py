@@ -38,11 +38,17 @@ class TorchRunner:
             return StepResult(())
         return StepResult(self._results(plan, self._logits(plan)))
 
-    def _logits(self, plan: StepPlan) -> torch.Tensor:
-        """[drawing rows, vocab] float32."""
+    @torch.inference_mode()
+    def every_logits(self, plan: StepPlan) -> torch.Tensor:
+        """[tokens of the plan, vocab] float32: how likely the model finds a text, nothing drawn. Writes KV as `run`."""
+        return self._logits(plan, every_token=True)
+
+    def _logits(self, plan: StepPlan, *, every_token: bool = False) -> torch.Tensor:
+        """[drawing rows, vocab] float32, or [tokens, vocab]."""
         if self._one_call is not None:
-            return self._one_call.step(build_batch(plan, self._storage.layout.block_size))
-        step = build_step(plan, self._spec, self._storage, self._rope, self._ops)
+            batch = build_batch(plan, self._storage.layout.block_size, every_token=every_token)
+            return self._one_call.step(batch)
+        step = build_step(plan, self._spec, self._storage, self._rope, self._ops, every_token=every_token)
         hidden = decoder.forward(self._spec, self._weights, self._ops, self._storage.layers, step)
         return decoder.logits(self._spec, self._weights, self._ops, hidden)
 
