@@ -8,74 +8,19 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import deque
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvrelay.core.handoff import Receiver
 from kvrelay.core.ids import TransferId
-from kvrelay.rpc.frames import Frame
 from kvrelay.transfer.fakes import POISON
-from kvrelay.transfer.pipes import Pipe, PushCall
-from kvrelay.transfer.words import PushAnswer
 from tests.support.virtual_time import VirtualTimeLoop
+from tests.support.weather import StormyPipe, Weather
 from tests.transfer.world import IDENTITY, World, block_ids, commit
 
 SLOTS = 3
 BLOCKS_EACH = 3
-
-
-class Weather:
-    """What happens to frames on the way; clear until a rule says otherwise."""
-
-    def __init__(self) -> None:
-        self.chance = random.Random(0)
-        self.loss = self.repeat = self.swap = self.delay = 0.0
-
-
-class StormyCall:
-    """Drops, repeats, holds back and delays the frames of one Push."""
-
-    def __init__(self, call: PushCall, weather: Weather) -> None:
-        self._call = call
-        self._weather = weather
-        self._held: deque[Frame] = deque()
-
-    async def send(self, frame: Frame) -> None:
-        weather, roll = self._weather, self._weather.chance.random
-        if roll() < weather.delay:
-            await asyncio.sleep(roll() * 8)
-        if roll() < weather.loss:
-            return
-        if roll() < weather.swap:
-            self._held.append(frame)
-            return
-        await self._call.send(frame)
-        if roll() < weather.repeat:
-            await self._call.send(frame)
-        while self._held:
-            await self._call.send(self._held.popleft())
-
-    async def answer(self) -> PushAnswer:
-        return await self._call.answer()
-
-    def cancel(self) -> None:
-        self._call.cancel()
-
-
-class StormyPipe:
-    def __init__(self, pipe: Pipe, weather: Weather) -> None:
-        self._pipe = pipe
-        self._weather = weather
-
-    def connect(self, receiver: Receiver) -> PushCall:
-        return StormyCall(self._pipe.connect(receiver), self._weather)
-
-    async def close(self) -> None:
-        await self._pipe.close()
 
 
 slots = st.integers(0, SLOTS - 1)
@@ -159,9 +104,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(loss=chances, repeat=chances, swap=chances, delay=chances, seed=st.integers(0, 999))
     def weather_changes(self, loss: float, repeat: float, swap: float, delay: float, seed: int) -> None:
-        self.weather.chance = random.Random(seed)
-        self.weather.loss, self.weather.repeat = loss, repeat
-        self.weather.swap, self.weather.delay = swap, delay
+        self.weather.change(seed, loss=loss, repeat=repeat, swap=swap, delay=delay)
 
     @invariant()
     def nobody_touches_what_is_not_lent(self) -> None:
