@@ -61,6 +61,8 @@ class Ops:
     draw: Callable[[Tensor, float, int, float, float, float], int]
     decoder: Callable[[DecoderParts], NativeDecoder] | None = None
     """All layers of a step in one call, where a set can do that."""
+    exact: str = ""
+    """If a row's bits depend on nothing but the row: a digest of the code they come from. Else empty."""
 
 
 REFERENCE = Ops(

@@ -22,7 +22,8 @@ def identity(model: str = "m") -> KvIdentity:
 
 
 def worker(
-    name: str, role: Role | None = None, *, model: str = "m", max_context: int = 4_096, incarnation: str = ""
+    name: str, role: Role | None = None, *, model: str = "m", max_context: int = 4_096, incarnation: str = "",
+    numerics: str = "",
 ) -> WorkerRecord:
     """The role is read off the name: `p0`, `d0`, `m0`."""
     by_letter = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}
@@ -37,6 +38,7 @@ def worker(
         shard=KvShard(0, 2, 0, 1, "float32"),
         num_blocks=256,
         max_context=max_context,
+        numerics=numerics,
     )
 
 
@@ -46,8 +48,10 @@ def load(num_free: int = 256, **overrides: Any) -> Load:
     return Load(**values)
 
 
-def view(name: str, *, attached: bool = True, model: str = "m", max_context: int = 4_096, **loads: Any) -> WorkerView:
-    return WorkerView(worker(name, model=model, max_context=max_context), load(**loads), attached)
+def view(
+    name: str, *, attached: bool = True, model: str = "m", max_context: int = 4_096, numerics: str = "", **loads: Any
+) -> WorkerView:
+    return WorkerView(worker(name, model=model, max_context=max_context, numerics=numerics), load(**loads), attached)
 
 
 def request(num_tokens: int = 100, **overrides: Any) -> PlacementRequest:

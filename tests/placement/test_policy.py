@@ -100,6 +100,20 @@ def test_excluded_workers_are_the_last_resort() -> None:
     assert placed(view("p0"), view("p1"), view("d0"), view("d1"), asks=asks) == "relay p1>d1"
 
 
+def test_exact_workers_pair_with_their_own_kind_only() -> None:
+    amx, avx = view("p0", numerics="amx"), view("d0", numerics="avx")
+    assert placed(amx, avx) == "local d0"
+    assert placed(amx, avx, view("p1", numerics="avx")) == "relay p1>d0"
+    assert placed(amx, view("d1")) == "local d1", "nor with one that promises nothing"
+
+
+def test_a_stream_keeps_its_arithmetic_while_a_worker_has_it() -> None:
+    amx, avx = view("d1", numerics="amx", num_running=60), view("d0", numerics="avx")
+    replay = request(replay=True, numerics="amx")
+    assert placed(amx, avx, asks=replay) == "local d1"
+    assert placed(avx, asks=replay) == "local d0", "a stream that goes on is worth more than its bits"
+
+
 def test_a_session_stays_where_its_kv_is() -> None:
     d1 = view("d1", num_running=2)
     hints = Hints(session=session_at(d1.record, num_tokens=992))

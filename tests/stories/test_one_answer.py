@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvrelay.core.clock import SystemClock
 from kvrelay.core.config import PlacementSettings
-from kvrelay.core.ids import RequestId, TokenId
-from kvrelay.core.output import Delta, GenerateRequest, Summary
+from kvrelay.core.ids import TokenId
 from kvrelay.core.placement import Hints, Placement, PlacementRequest, Snapshot
-from kvrelay.core.request import SamplingParams
-from kvrelay.placement.memory import MemoryRegistry
 from kvrelay.placement.policy import place
 from kvrelay.router import router as router_module
-from kvrelay.router.http import build_app
-from kvrelay.router.router import Router
-from kvrelay.text.tokenizer import Tokenizer
-from kvrelay.worker.process import WorkerProcess
+from tests.stories.house import NUM_TOKENS, House, house
 from tests.support.empty import assert_worker_is_empty
 from tests.support.tiny import write_model_t
-from tests.worker.cluster import CONFIG, plain_greedy, with_role
-from tests.worker.support import ids, local_start
+from tests.worker.cluster import plain_greedy
+from tests.worker.support import local_start
 
 TEXT = "Prefill runs the first leg of a request and hands the baton over; decode runs the rest of it, to the end."
 PROMPTS = [[256, *TEXT.encode()[3 * i : 3 * i + 1 + 4 * i]] for i in range(20)]
 """1 to 47 characters behind a BOS: below, at and above the edges of blocks of 16."""
-NUM_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -52,57 +41,6 @@ def never_local(
         for view in snapshot.workers
     )
     return place(request, Snapshot(views), hints, settings)
-
-
-class House:
-    """A router with workers of the given roles, all in this process."""
-
-    def __init__(self, router: Router, workers: list[WorkerProcess], http: httpx.AsyncClient) -> None:
-        self.router = router
-        self.workers = workers
-        self.http = http
-
-    async def greedy(self, prompt: list[int], number: int) -> tuple[list[int], Summary]:
-        request = GenerateRequest(
-            RequestId(f"r{number}"), ids(prompt),
-            SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),
-        )
-        outputs = [output async for output in self.router.generate(request)]
-        summary = outputs[-1]
-        assert isinstance(summary, Summary)
-        return [token.token_id for output in outputs if isinstance(output, Delta) for token in output.tokens], summary
-
-    async def reply(self, path: str, body: dict[str, Any]) -> Any:
-        """Without what may differ: ids and times."""
-        answer = await self.http.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-        reply = answer.json()
-        for name in ("id", "created"):
-            del reply[name]
-        del reply["usage"]["timing_ms"]
-        return reply
-
-
-@asynccontextmanager
-async def house(directory: Path, *roles: str) -> AsyncIterator[House]:
-    async with AsyncExitStack() as owned:
-        workers = [WorkerProcess(with_role(CONFIG, role), directory) for role in roles]
-        addresses = []
-        for worker in workers:
-            owned.push_async_callback(worker.stop)
-            addresses.append((await worker.start()).address)
-        config = replace(CONFIG, model=replace(CONFIG.model, path=str(directory), served_name="tiny"))
-        registry = MemoryRegistry(config.placement, SystemClock())
-        owned.push_async_callback(registry.close)
-        router = Router(config, Tokenizer.from_directory(directory), registry, static_workers=addresses)
-        await router.start()
-        owned.push_async_callback(router.stop)
-        async with asyncio.timeout(20):
-            while not router.readiness().ready:  # noqa: ASYNC110  (workers attach over sockets, nothing signals it)
-                await asyncio.sleep(0.01)
-        transport = httpx.ASGITransport(app=build_app(router))
-        http = await owned.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://house"))
-        yield House(router, workers, http)
 
 
 @pytest.fixture(autouse=True)

@@ -136,6 +136,14 @@ def _digest(compiler: str) -> str:
     # Of sets only what is ordered: the repr of a frozenset differs from process to process.
     flags = [(one.name, one.flags) for one in INSTRUCTION_SETS]
     digest.update(repr((compiler, Path(compiler).stat().st_mtime_ns, FLAGS, flags, EXPORTS)).encode())
+    digest.update(sources_digest().encode())
+    return digest.hexdigest()
+
+
+@cache
+def sources_digest() -> str:
+    """Of the code alone: the same wherever it was compiled (no compiler may reorder sums under `FLAGS`)."""
+    digest = hashlib.blake2b(digest_size=8)
     for path in sources():
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -7,6 +7,7 @@ from functools import partial
 from kvrelay_kernels.decoder.native import NativeDecoder
 from kvrelay_kernels.dispatch import CPU, Ops
 from kvrelay_kernels.linear import native as linear
+from kvrelay_kernels.native.build import sources_digest
 from kvrelay_kernels.native.library import Library
 from kvrelay_kernels.paged_attention import native as attention
 from kvrelay_kernels.rms_norm import native as norm
@@ -36,4 +37,5 @@ def native_ops(library: Library) -> Ops:
         greedy=partial(sample.greedy, library),
         draw=CPU.draw,
         decoder=partial(NativeDecoder, library),
+        exact=sources_digest(),
     )

@@ -44,7 +44,7 @@ def _draw_from_head(
         return int(ids[order[reference.pick(weights, 0.0, top_k, top_p, min_p, uniform)]])
     if top_k > 0:
         return None  # the sum of the top_k is not known here
-    total = float(torch.exp((logits.double() - values[0].double()) / temperature).sum())
+    total = reference.total(torch.exp((logits.double() - values[0].double()) / temperature))
     reached = float(cumulative[-1])
     whole_prefix = (top_p < 1.0 and top_p * total <= reached) or (min_p > 0.0 and float(weights[-1]) < min_p)
     if whole_prefix:

@@ -25,7 +25,12 @@ def draw(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: fl
     """logits [vocab] float32, finite or -inf, with a finite maximum. top_k 0: off. uniform in [0, 1)."""
     ordered, ids = torch.sort(logits, descending=True, stable=True)
     weights = torch.exp((ordered.double() - ordered[0].double()) / temperature)
-    return int(ids[pick(weights, float(weights.sum()), top_k, top_p, min_p, uniform)])
+    return int(ids[pick(weights, total(weights), top_k, top_p, min_p, uniform)])
+
+
+def total(weights: Tensor) -> float:
+    """Summed in order: `sum` splits a long row by the number of threads, and its last bits with it."""
+    return float(torch.cumsum(weights, dim=0)[-1])
 
 
 def pick(weights: Tensor, total: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:

@@ -27,6 +27,9 @@ class ModelSettings:
     """Default: the last part of the path."""
     dtype: str = "auto"
     """auto | float32 | bfloat16 | float16. auto: bfloat16 where the processor multiplies it natively, else float32."""
+    numerics: str = "auto"
+    """auto | exact | fast. exact: a request's bits do not depend on batch, chunks, placement, transfer or replay, and
+    only workers that compute alike hand over to each other. auto: exact where the kernels can, which costs nothing."""
     max_context: int = 0
     """Tokens; 0: the model's own limit."""
 

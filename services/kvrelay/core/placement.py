@@ -41,6 +41,8 @@ class WorkerRecord:
     max_context: int
     """Longest sequence in tokens that this worker accepts: min(model context, its pool)."""
     pid: int = 0
+    numerics: str = ""
+    """Exact mode: which arithmetic the bits come from, such as "native/amx_bf16@1f…/bfloat16". Empty: fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ class PlacementRequest:
     excluded: frozenset[WorkerId] = frozenset()
     """Workers that failed or refused this request; used again only when nobody else is left."""
     replay: bool = False
+    numerics: str = ""
+    """The arithmetic that drew the tokens so far: others continue only when no worker of that kind is left."""
 
 
 @dataclass(frozen=True, slots=True)

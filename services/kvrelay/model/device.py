@@ -8,6 +8,7 @@ from kvrelay.core.config import GIB, EngineSettings, parse_bytes
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.kv import KvLayout
 from kvrelay.model.storage import DTYPES
+from kvrelay_kernels.dispatch import Ops
 
 CPU_KV_BYTES = GIB
 GPU_KV_FRACTION = 0.9
@@ -24,6 +25,18 @@ def choose_dtype(name: str, device: torch.device) -> str:
     if name not in DTYPES:
         raise ConfigError(f"`model.dtype` {name!r} is not known; known: auto, {', '.join(DTYPES)}")
     return name
+
+
+def choose_numerics(setting: str, ops: Ops, dtype: str) -> str:
+    """What `WorkerRecord.numerics` says: empty for fast. Raises ConfigError if exact is asked for and cannot be had."""
+    if setting not in ("auto", "exact", "fast"):
+        raise ConfigError(f"`model.numerics` {setting!r} is not known; known: auto, exact, fast")
+    if setting == "exact" and not ops.exact:
+        raise ConfigError(
+            f"`model.numerics: exact` needs the native CPU kernels; {ops.name} kernels serve this model in {dtype}. "
+            "Install a C++ compiler (a line above says what is missing), or set `numerics: fast`"
+        )
+    return f"{ops.name}@{ops.exact}/{dtype}" if setting != "fast" and ops.exact else ""
 
 
 def _has_native_bfloat16(device: torch.device) -> bool:

@@ -12,7 +12,7 @@ from kvrelay.core.errors import ConfigError
 from kvrelay.core.handoff import KvIdentity
 from kvrelay.core.kv import KvLayout
 from kvrelay.core.progress import NullProgress, Progress
-from kvrelay.model.device import choose_device, choose_dtype, choose_num_blocks
+from kvrelay.model.device import choose_device, choose_dtype, choose_num_blocks, choose_numerics
 from kvrelay.model.identity import identify
 from kvrelay.model.rope import RopeTable
 from kvrelay.model.runner import TorchRunner
@@ -42,6 +42,8 @@ class LoadedModel:
     kernels: str
     """Name of the set of operators that computes, such as "native/avx512_bf16"."""
     weights: Weights
+    numerics: str
+    """See `WorkerRecord.numerics`."""
 
     @property
     def capacity(self) -> str:
@@ -89,6 +91,7 @@ def load(
     wanted = plan(directory, model, engine)
     spec, device, dtype, layout, context = wanted.spec, wanted.device, wanted.dtype, wanted.layout, wanted.context
     ops = ops_for(device, DTYPES[dtype], spec.head_dim)
+    numerics = choose_numerics(model.numerics, ops, dtype)
     with torch.inference_mode():
         weights = load_weights(directory, spec, DTYPES[dtype], device, ops, progress or NullProgress())
         rope = RopeTable(spec.rope, spec.head_dim, context, device)
@@ -109,6 +112,7 @@ def load(
         dtype=dtype,
         kernels=ops.name,
         weights=weights,
+        numerics=numerics,
     )
 
 

@@ -73,6 +73,9 @@ class RouterMetrics(_RedisMetrics):
         self._output_tokens = Counter("kvrelay_output_tokens", "Output tokens emitted", registry=at)
         self._cached_tokens = Counter("kvrelay_cached_tokens", "Prompt tokens found cached", registry=at)
         self._placements = Counter("kvrelay_placements", "Attempts placed", ["mode"], registry=at)
+        self._inexact = Counter(
+            "kvrelay_inexact_replays", "Streams that went on in another arithmetic, for want of a worker", registry=at
+        )
         self._replays = Counter("kvrelay_replays", "Attempts after the first", ["reason"], registry=at)
         self._unhidden = Histogram(
             "kvrelay_transfer_unhidden_seconds", "First token to committed", buckets=SECONDS, registry=at
@@ -96,6 +99,9 @@ class RouterMetrics(_RedisMetrics):
 
     def request_replayed(self, reason: str) -> None:
         self._replays.labels(bounded(reason, REASONS)).inc()
+
+    def went_on_inexactly(self) -> None:
+        self._inexact.inc()
 
     def first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)

@@ -96,7 +96,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., events: _Optional[_Union[Events, _Mapping]] = ..., beat: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "address", "push_address", "model", "identity", "shard", "num_blocks", "max_context", "pid", "load")
+    __slots__ = ("worker_id", "incarnation", "role", "address", "push_address", "model", "identity", "shard", "num_blocks", "max_context", "pid", "load", "numerics")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class Welcome(_message.Message):
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     role: str
@@ -121,7 +122,8 @@ class Welcome(_message.Message):
     max_context: int
     pid: int
     load: Load
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., push_address: _Optional[str] = ..., model: _Optional[str] = ..., identity: _Optional[_Union[_common_pb2.KvIdentity, _Mapping]] = ..., shard: _Optional[_Union[_common_pb2.KvShard, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_context: _Optional[int] = ..., pid: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    numerics: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., push_address: _Optional[str] = ..., model: _Optional[str] = ..., identity: _Optional[_Union[_common_pb2.KvIdentity, _Mapping]] = ..., shard: _Optional[_Union[_common_pb2.KvShard, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_context: _Optional[int] = ..., pid: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("num_blocks", "num_free", "num_cached", "num_held", "num_draining", "num_running", "num_waiting", "num_reserved", "num_sending", "waiting_tokens", "prefill_tokens_per_s", "step_ms", "engine_age_ms", "draining")

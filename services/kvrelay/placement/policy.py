@@ -3,7 +3,7 @@
     candidates          attached, not draining, engine moving, the sequence fits its context
       decode / mixed    and room for the request's blocks (a replay needs none: it was admitted once)
       prefill           any; a queue is a cost, not an obstacle
-    relay  pair         equal KvIdentity, always
+    relay  pair         equal KvIdentity and equal numerics, always
     local  decode alone no prefill worker fits, or the prediction says so
 
 Predicted time to first token, in milliseconds (uncached = tokens that the worker is not said to hold):
@@ -13,6 +13,8 @@ Predicted time to first token, in milliseconds (uncached = tokens that the worke
 
 The pair that minimises relay is the best prefill worker with the best decode worker of one identity, because no term
 has both: n + m evaluations, not n · m. Ties go to the smaller id, so equal snapshots give equal placements.
+
+A request that has drawn tokens in one arithmetic stays with it while any such worker is left (exact mode).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvrelay.core.config import PlacementSettings
+from kvrelay.core.handoff import KvIdentity
 from kvrelay.core.ids import WorkerId
 from kvrelay.core.placement import (
     Hints,
@@ -76,7 +79,7 @@ def place(
         if only is not None:
             return only
     decodes = [_score_decode(view, request, hints) for view in usable if _can_hold(view, request)]
-    options = [_best_of_identity(group, prefills, request, settings) for group in _by_identity(decodes)]
+    options = [_best_of_kind(group, prefills, request, settings) for group in _by_kind(decodes)]
     return min(options, key=lambda option: option[0])[1] if options else None
 
 
@@ -120,7 +123,7 @@ def _compute_ms(view: WorkerView, num_tokens: int, assumed_rate: float) -> float
 def _score_prefill(view: WorkerView, request: PlacementRequest, hints: Hints) -> _Scored:
     uncached = request.num_tokens - _cached_tokens(view, request, hints)
     cost = _compute_ms(view, view.load.waiting_tokens + uncached, DEFAULT_PREFILL_TOKENS_PER_S)
-    return _Scored(view, view.record.worker_id in request.excluded, False, cost, uncached)
+    return _Scored(view, _is_last_resort(view, request), False, cost, uncached)
 
 
 def _score_decode(view: WorkerView, request: PlacementRequest, hints: Hints) -> _Scored:
@@ -130,23 +133,34 @@ def _score_decode(view: WorkerView, request: PlacementRequest, hints: Hints) -> 
     pressure = (load.num_held + load.num_draining) / load.num_blocks if load.num_blocks else 0.0
     cost = uncached * 1_000.0 / TRANSFER_TOKENS_PER_S + STREAM_MS * streams + PRESSURE_MS * pressure**2
     lacks_room = not _has_room(view, request)
-    return _Scored(view, view.record.worker_id in request.excluded, lacks_room, cost, uncached)
+    return _Scored(view, _is_last_resort(view, request), lacks_room, cost, uncached)
 
 
-def _by_identity(decodes: Iterable[_Scored]) -> list[list[_Scored]]:
+def _is_last_resort(view: WorkerView, request: PlacementRequest) -> bool:
+    """It failed this request before, or would go on with other bits than those that the client has."""
+    record = view.record
+    return record.worker_id in request.excluded or request.numerics not in ("", record.numerics)
+
+
+def _kind(scored: _Scored) -> tuple[KvIdentity, str]:
+    """Workers of one kind may hand over to each other: their KV means the same, and comes from the same arithmetic."""
+    record = scored.view.record
+    return record.identity, record.numerics
+
+
+def _by_kind(decodes: Iterable[_Scored]) -> list[list[_Scored]]:
     groups: dict[object, list[_Scored]] = {}
     for scored in decodes:
-        groups.setdefault(scored.view.record.identity, []).append(scored)
+        groups.setdefault(_kind(scored), []).append(scored)
     return list(groups.values())
 
 
-def _best_of_identity(
+def _best_of_kind(
     decodes: list[_Scored], prefills: list[_Scored], request: PlacementRequest, settings: PlacementSettings
 ) -> _Option:
-    """The best relay and the best local placement among workers of one identity, compared."""
+    """The best relay and the best local placement among workers of one kind, compared."""
     decode = min(decodes, key=lambda scored: scored.rank)
-    identity = decode.view.record.identity
-    partners = [scored for scored in prefills if scored.view.record.identity == identity]
+    partners = [scored for scored in prefills if _kind(scored) == _kind(decode)]
     prefill = min(partners, key=lambda scored: scored.rank) if partners else None
     local = min((_local(scored, prefill) for scored in decodes), key=lambda option: option[0])
     if prefill is None:
@@ -194,7 +208,7 @@ def _prefill_only(
     if best is None:
         return None
     if best.is_excluded and any(
-        _can_hold(view, request) and view.record.worker_id not in request.excluded for view in usable
+        _can_hold(view, request) and not _is_last_resort(view, request) for view in usable
     ):
         return None
     record = best.view.record
@@ -204,4 +218,4 @@ def _prefill_only(
 
 def _last_resort(*scored: _Scored) -> str:
     names: list[WorkerId] = [item.view.record.worker_id for item in scored if item.is_excluded]
-    return f" (last resort: {', '.join(names)} failed before)" if names else ""
+    return f" (last resort: {', '.join(names)} failed before or computes otherwise)" if names else ""

@@ -48,7 +48,7 @@ class Need:
 
 def placement_request(
     need: Need, snapshot: Snapshot, config: Config, hashes: tuple[BlockHash, ...], excluded: frozenset[WorkerId],
-    replay: bool,
+    replay: bool, numerics: str,
 ) -> PlacementRequest:
     records = _holders(snapshot)
     block_size = records[0].identity.block_size if records else config.engine.block_size
@@ -61,6 +61,7 @@ def placement_request(
         hashes=hashes,
         excluded=excluded,
         replay=replay,
+        numerics=numerics,
     )
 
 

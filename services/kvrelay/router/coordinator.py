@@ -202,7 +202,8 @@ class Coordinator:
             check_fits(self._request, snapshot)
         held = ask.held_now(self._loop.time())
         wanted = placement_request(
-            self._need(ask), snapshot, self._kitchen.config, self._hashes, frozenset(self._excluded) | held, ask.replay
+            self._need(ask), snapshot, self._kitchen.config, self._hashes, frozenset(self._excluded) | held, ask.replay,
+            self._tally.numerics,
         )
         placement = self._kitchen.place(wanted, snapshot, self._hints, self._kitchen.config.placement)
         if placement is None or worker_ids(placement) & held or not self._begin(ask, placement, wanted.num_blocks):

@@ -40,10 +40,18 @@ class Tally:
             return []
         return [record for record in (self._placement.decode, self._placement.prefill) if record is not None]
 
+    @property
+    def numerics(self) -> str:
+        """The arithmetic of the last placement; empty before the first, and where it is no promise."""
+        return next((record.numerics for record in self.workers), "")
+
     def placed(self, placement: Placement) -> None:
+        before = self.numerics
         self.num_attempts += 1
         self._placement = placement
         self._mode = self._mode or placement.mode
+        if before and self.numerics != before and self._last_emit:
+            self._metrics.went_on_inexactly()
         self._metrics.request_placed(placement.mode.value, self.waited_s)
 
     def cached(self, num_tokens: int) -> None:

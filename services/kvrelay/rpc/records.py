@@ -88,6 +88,7 @@ def record_to_pb(record: WorkerRecord, load: Load) -> worker_pb2.Welcome:
         num_blocks=record.num_blocks,
         max_context=record.max_context,
         pid=record.pid,
+        numerics=record.numerics,
         load=load_to_pb(load),
     )
 
@@ -110,6 +111,7 @@ def record_from_pb(message: worker_pb2.Welcome) -> WorkerRecord:
         num_blocks=message.num_blocks,
         max_context=message.max_context,
         pid=message.pid,
+        numerics=message.numerics,
     )
 
 

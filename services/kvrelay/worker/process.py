@@ -132,6 +132,7 @@ class WorkerProcess:
             worker_id=worker_id, incarnation=incarnation, role=role, address=f"{host}:{port}",
             push_address=f"{host}:{push_port}", model=model.served_name, identity=model.identity,
             shard=model.storage.shard, num_blocks=model.num_blocks, max_context=spec.max_sequence, pid=os.getpid(),
+            numerics=model.numerics,
         )
         self._attach.open(self.record, self._engine.load())
         self._engine.start()
