@@ -13,7 +13,7 @@ from kvrelay.core.errors import ConfigError
 runner = CliRunner()
 
 
-@pytest.mark.parametrize("command", ["engine", "peers", "serve", "relay", "router", "compare", "report"])
+@pytest.mark.parametrize("command", ["engine", "peers", "quality", "serve", "relay", "router", "compare", "report"])
 def test_every_bench_explains_itself(command: str) -> None:
     assert command in runner.invoke(app, ["bench", "--help"]).output
     result = runner.invoke(app, ["bench", command, "--help"])
@@ -28,7 +28,8 @@ def test_every_bench_explains_itself(command: str) -> None:
         (["engine", "--weights", "nf2"], "nf2"),
         (["engine", "--contexts", "0"], "from 1"),
         (["peers", "--only", "llamafile"], "llamafile"),
-        (["relay", "--rates", "fast"], "fast"),
+        (["quality", "--weights", "nf2"], "nf2"),
+        (["relay", "--systems", "sglang"], "sglang"),
         (["serve", "--url", "http://example.org"], "--allow-remote"),
         (["serve", "--url", "http://127.0.0.1:9", "--slo", "speed=1"], "--slo"),
         (["compare", "/nonexistent/a.json", "/nonexistent/b.json"], "a.json"),

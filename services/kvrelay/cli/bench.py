@@ -76,6 +76,32 @@ def peers(
     print_json(document) if as_json else print_peers_bench(document)
 
 
+@app.command("quality")
+def quality(
+    model: Model = "demo",
+    gguf: Annotated[str, typer.Option(show_default="the demo's", help="The file behind the format gguf.")] = "",
+    weights: Annotated[str, typer.Option(help="Weight formats.")] = "bf16,int8,int4,gguf",
+    kv: Annotated[str, typer.Option(help="KV formats, each with each weight format.")] = "bf16,int8",
+    text: Annotated[str, typer.Option(show_default="the sample", help="A file, or a directory of *.txt.")] = "",
+    window: Annotated[int, typer.Option(min=16, max=8192, help="Tokens of context at most.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=16, max=100_000, help="Of text.")] = 4096,
+    threads: Threads = 0,
+    limit_s: Annotated[float, typer.Option(min=1, max=3600, help="Formats after this are left out.")] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """What each weight and KV format does to the next token: KL divergence and top-1 agreement against float32."""
+    _require("torch")
+    from kvrelay_loadtest.quality_bench import QualityBench, print_quality_bench, run_quality_bench
+    from kvrelay_loadtest.show import Bars, print_json
+
+    bench = QualityBench(
+        model=model, gguf=gguf, weights=tuple(weights.split(",")), kv=tuple(kv.split(",")), text=text, window=window,
+        max_tokens=max_tokens, threads=threads, limit_s=limit_s,
+    )  # fmt: skip
+    document = run_quality_bench(bench, Bars())
+    print_json(document) if as_json else print_quality_bench(document)
+
+
 @app.command("serve")
 def serve(
     url: Annotated[str, typer.Option(help="http://host:port of an OpenAI API, or grpc://host:port of ours.")],
@@ -130,8 +156,11 @@ def serve(
 
 @app.command("relay")
 def relay(
-    rates: Annotated[str, typer.Option(help="Requests per second of the first pass.")] = "0.25,0.5,0.75,1.0",
-    seconds: Annotated[float, typer.Option(min=5, max=600, help="Of each run.")] = 60.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Three minutes: does it work?")] = False,
+    start_rate: Annotated[float, typer.Option(min=0.02, max=100, help="Requests/s of the first run.")] = 0.5,
+    tries: Annotated[int, typer.Option(min=1, max=20, help="Runs per system to find its goodput rate.")] = 3,
+    seconds: Annotated[float, typer.Option(min=5, max=600, help="Of arrivals in each of them.")] = 30.0,
+    final_seconds: Annotated[float, typer.Option(min=5, max=600, help="Of arrivals in the second pass.")] = 60.0,
     trace: Annotated[str, typer.Option(help="azure, mooncake, or a file.")] = "azure",
     min_input: Annotated[int, typer.Option(min=0)] = 1000,
     max_input: Annotated[int, typer.Option(min=0)] = 2000,
@@ -148,11 +177,12 @@ def relay(
     from kvrelay_loadtest.show import Bars, print_json
 
     bench = RelayBench(
-        _rates(rates), seconds, trace, min_input, max_input, max_output, threads, model, kv_memory,
-        tuple(systems.split(",")),
+        start_rate=start_rate, tries=tries, seconds=seconds, final_seconds=final_seconds, trace=trace,
+        min_input=min_input, max_input=max_input, max_output=max_output, threads=threads, model=model,
+        kv_memory=kv_memory, systems=tuple(systems.split(",")),
     )  # fmt: skip
     _leave_on_sigterm()
-    document = run_relay_bench(bench, Bars())
+    document = run_relay_bench(bench.quick() if quick else bench, Bars())
     print_json(document) if as_json else print_relay_bench(document)
 
 
@@ -230,16 +260,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not all(0 < number <= 1 << 20 for number in numbers):
         raise ConfigError(f"numbers from 1 to {1 << 20} make sense here, found {text}")
     return numbers
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"expected rates such as 0.5,1,2, found {text!r}") from None
-    if not all(0 < rate <= 1000 for rate in rates):
-        raise ConfigError(f"rates above 0 and up to 1000 make sense here, found {text}")
-    return rates
 
 
 def _require(*modules: str) -> None:

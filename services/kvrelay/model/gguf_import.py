@@ -57,8 +57,10 @@ class Metadata:
         return value
 
 
-def import_gguf(path: Path, directory: Path, progress: Progress) -> None:
-    """Fills `directory` (which exists). Raises ConfigError if the file cannot become a supported model."""
+def import_gguf(
+    path: Path, directory: Path, progress: Progress, *, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Fills `directory` (which exists); float32 keeps every bit. Raises ConfigError for an unsupported model."""
     try:
         reader = GGUFReader(str(path))
     except (OSError, ValueError) as error:
@@ -71,7 +73,7 @@ def import_gguf(path: Path, directory: Path, progress: Progress) -> None:
     config = _config(metadata, tied="output.weight" not in names)
     progress.start("convert weights", len(names))
     tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in _tensors(reader, config):
+    for name, tensor in _tensors(reader, config, dtype):
         tensors[name] = tensor
         progress.advance(1)
     save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
@@ -115,7 +117,7 @@ def _rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
     return {"rope_type": "linear", "factor": metadata.require("llama.rope.scaling.factor")}
 
 
-def _tensors(reader: Any, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(reader: Any, config: dict[str, Any], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for tensor in reader.tensors:
         if tensor.name in IGNORED:
@@ -131,7 +133,7 @@ def _tensors(reader: Any, config: dict[str, Any]) -> Iterator[tuple[str, torch.T
         if values.ndim == 1:  # a norm: small, kept as it is
             yield name, torch.from_numpy(values)
         else:
-            yield name, torch.from_numpy(values).to(torch.bfloat16)
+            yield name, torch.from_numpy(values).to(dtype)
 
 
 def _target(stem: str) -> str:
