@@ -6,8 +6,8 @@ A caller asks once, keeps the `Ops`, and passes what `plan_write` and `plan_atte
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from kvrelay_kernels.gather_blocks import cpu as gather_cpu
 from kvrelay_kernels.gather_blocks import reference as gather_reference
 from kvrelay_kernels.linear import cpu as linear_cpu
 from kvrelay_kernels.linear import reference as linear_reference
+from kvrelay_kernels.linear.quantised import QuantisedWeight
 from kvrelay_kernels.paged_attention import cpu as attention_cpu
 from kvrelay_kernels.paged_attention import reference as attention_reference
 from kvrelay_kernels.paged_attention.batch import AttentionBatch
@@ -44,7 +45,7 @@ class Ops:
     """Shapes and meaning: the `reference.py` of each operator."""
 
     name: str
-    pack: Callable[[Tensor], Packed]
+    pack: Callable[[Tensor | QuantisedWeight], Packed]
     linear: Callable[[Tensor, Packed, Tensor | None], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -109,8 +110,14 @@ def ops_for(device: torch.device, dtype: torch.dtype = torch.float32, head_dim: 
     if device.type != "cpu":
         return REFERENCE
     if dtype not in (torch.float32, torch.bfloat16) or head_dim % 8 or head_dim > 1024:
-        return CPU
-    return best_native() or CPU
+        return cpu_ops(dtype)
+    return best_native() or cpu_ops(dtype)
+
+
+@cache
+def cpu_ops(dtype: torch.dtype) -> Ops:
+    """Torch has no kernel for codes: it multiplies with the numbers that they stand for, in `dtype`."""
+    return CPU if dtype == torch.float32 else replace(CPU, pack=partial(linear_cpu.pack, dtype=dtype))
 
 
 @cache

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvrelay_kernels.dispatch import CPU, REFERENCE, best_native, ops_for
+from kvrelay_kernels.dispatch import CPU, REFERENCE, best_native, cpu_ops, ops_for
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -136,6 +136,6 @@ def test_draw_follows_the_distribution() -> None:
 def test_devices_have_a_set() -> None:
     cpu = torch.device("cpu")
     assert ops_for(cpu, torch.float32, 64) is (best_native() or CPU)
-    assert ops_for(cpu, torch.float16, 64) is CPU
+    assert ops_for(cpu, torch.float16, 64) is cpu_ops(torch.float16)
     assert ops_for(cpu, torch.float32, 12) is CPU
     assert ops_for(torch.device("cuda", 0)) is REFERENCE

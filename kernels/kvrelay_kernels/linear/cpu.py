@@ -10,12 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvrelay_kernels.linear.quantised import QuantisedWeight
+
 MIN_FLOAT32_ROWS = 4
 _PACKED = torch._C._has_mkldnn
 
 
-def pack(weight: Tensor) -> Tensor:
-    """W [out, in] → the same numbers in oneDNN's order. Opaque: only `linear` can read it."""
+def pack(weight: Tensor | QuantisedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
+    """W [out, in] → the same numbers in oneDNN's order. Opaque: only `linear` can read it. Codes become `dtype`."""
+    if isinstance(weight, QuantisedWeight):
+        weight = weight.dequantise().to(dtype)
     if not _PACKED:
         return weight
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)

@@ -8,12 +8,6 @@
 
 namespace kvrelay {
 
-#if defined(__AVX512BF16__)
-constexpr bool kPairs = true;  // bfloat16 weights meet bfloat16 activations
-#else
-constexpr bool kPairs = false;  // … are widened and meet float32
-#endif
-
 inline int32_t activation_type(const Matrix& m) { return kPairs ? m.type : (int32_t)kFloat32; }
 
 /// Rows of inputs to one linear layer, each padded with zeros to whole tiles.
@@ -56,19 +50,30 @@ class InputBuffer {
   Aligned<char> storage_;
 };
 
+template <int kBits>
+void multiply_share_of_codes(const Codes& w, Share share, const Inputs& x, int64_t rows, const Output& out) {
+#if defined(__AMX_BF16__)
+  multiply_groups_in_tiles(CodeTiles<kBits>(w, rows), share, x.row<bf16>(0), x.stride, rows, out);
+#else
+  multiply_codes<kBits>(w, share, x.row<UnpackedDot::X>(0), x.stride, rows, out);
+#endif
+}
+
 /// This thread's columns of x · Wᵀ.
 inline void multiply(
     const Matrix& m, const Inputs& x, int64_t rows, float* y, int64_t stride, bool add, int index,
     int threads) {
-  const Panels w = panels(m);
-  const Share share(w.groups, index, threads);
+  const Share share(round_up(m.n, kGroup) / kGroup, index, threads);
   const Output out{y, stride, m.bias, m.n, add};
+  if (m.code_bits == 4) return multiply_share_of_codes<4>(codes(m), share, x, rows, out);
+  if (m.code_bits == 8) return multiply_share_of_codes<8>(codes(m), share, x, rows, out);
+  const Panels w = panels(m);
   if (m.type == kFloat32) {
     multiply_groups<Float32Dot>(w, share, x.row<float>(0), x.stride, rows, out);
     return;
   }
 #if defined(__AMX_BF16__)
-  multiply_groups_in_tiles(w, share, x.row<bf16>(0), x.stride, rows, out);
+  multiply_groups_in_tiles(PanelTiles(w), share, x.row<bf16>(0), x.stride, rows, out);
 #elif defined(__AVX512BF16__)
   multiply_groups<PairDot>(w, share, x.row<bf16>(0), x.stride, rows, out);
 #else

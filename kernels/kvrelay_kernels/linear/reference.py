@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kvrelay_kernels.linear.quantised import QuantisedWeight
 
-def pack(weight: Tensor) -> Tensor:
-    """The reference keeps W [out, in] as it is."""
-    return weight
+
+def pack(weight: Tensor | QuantisedWeight) -> Tensor:
+    """The reference keeps W [out, in] as it is; codes become float32."""
+    return weight.dequantise() if isinstance(weight, QuantisedWeight) else weight
 
 
 def linear(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -4,7 +4,7 @@
 // Every sum runs over k in ascending order in one accumulator, so a row's bits do not depend on its neighbours.
 #pragma once
 
-#include "panels.h"
+#include "unpack.h"
 
 namespace kvrelay {
 
@@ -89,6 +89,9 @@ struct Output {
     store_n(at, v, lanes);
   }
 
+  /// The columns from `column` on.
+  Output from(int64_t column) const { return {y + column, stride, bias ? bias + column : nullptr, n - column, add}; }
+
   KVR_INLINE void put(int64_t row, int64_t column, V v) const {
     const int64_t lanes = n - column < W ? n - column : W;
     if (lanes > 0) put(row, column, v, (int)lanes);
@@ -116,14 +119,36 @@ void rest_of_rows(
   else if constexpr (R > 1) rest_of_rows<Dot, R - 1>(w, group, x, x_stride, row, rows, out);
 }
 
+template <class Dot>
+void multiply_group(
+    const Panels& w, int64_t group, const typename Dot::X* x, int64_t x_stride, int64_t rows, const Output& out) {
+  int64_t row = 0;
+  for (; row + kRowBlock <= rows; row += kRowBlock) block_of_rows<Dot, kRowBlock>(w, group, x, x_stride, row, out);
+  rest_of_rows<Dot, kRowBlock - 1>(w, group, x, x_stride, row, rows - row, out);
+}
+
 /// Groups [share) of the product of `rows` rows.
 template <class Dot>
 void multiply_groups(
     const Panels& w, Share share, const typename Dot::X* x, int64_t x_stride, int64_t rows, const Output& out) {
+  for (int64_t group = share.begin; group < share.end; group++) multiply_group<Dot>(w, group, x, x_stride, rows, out);
+}
+
+#if defined(__AVX512BF16__)
+using UnpackedDot = PairDot;
+#else
+using UnpackedDot = Float32Dot;
+#endif
+
+/// The same for codes: a group is unpacked, then multiplied with all rows.
+template <int kBits>
+void multiply_codes(
+    const Codes& w, Share share, const UnpackedDot::X* x, int64_t x_stride, int64_t rows, const Output& out) {
+  char* memory = unpacked(w.cells * kUnpackedBytes);
+  const Panels panel = {memory, 1, w.cells * kUnpackedBytes / (2 * kTileBytes), kGroup};
   for (int64_t group = share.begin; group < share.end; group++) {
-    int64_t row = 0;
-    for (; row + kRowBlock <= rows; row += kRowBlock) block_of_rows<Dot, kRowBlock>(w, group, x, x_stride, row, out);
-    rest_of_rows<Dot, kRowBlock - 1>(w, group, x, x_stride, row, rows - row, out);
+    for (int64_t along = 0; along < w.cells; along++) unpack<kBits>(w, group, along, memory + along * kUnpackedBytes);
+    multiply_group<UnpackedDot>(panel, 0, x, x_stride, rows, out.from(group * kGroup));
   }
 }
 

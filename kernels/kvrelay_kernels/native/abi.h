@@ -7,12 +7,15 @@ namespace kvrelay {
 
 enum ElementType : int32_t { kFloat32 = 0, kBfloat16 = 1 };
 
-/// W [n, k] in panels (see linear/linear.h) and an optional bias [n].
+/// W [n, k] and an optional bias [n]. Numbers of `type` in panels (linear/panels.h); or, with `code_bits`, codes of 4 or
+/// 8 bits in cells (linear/codes.h), which are multiplied like `type`, bfloat16.
 struct Matrix {
   const void* data;
   const float* bias;
   int64_t n, k;
   int32_t type;
+  int32_t code_bits;                          // 0 without
+  int32_t per_row, has_offsets, wide_scales;  // one scale per row, not per 32 k; float32 scales, not float16
 };
 
 /// One layer's paged cache: [blocks, 2, kv_heads, block_size, head_dim], blocks `block_stride` elements apart.

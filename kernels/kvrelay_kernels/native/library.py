@@ -24,7 +24,10 @@ _log = logging.getLogger("kvrelay.kernels")
 
 
 class MatrixStruct(Structure):
-    _fields_ = [("data", c_void_p), ("bias", c_void_p), ("n", c_int64), ("k", c_int64), ("type", c_int32)]
+    _fields_ = [
+        ("data", c_void_p), ("bias", c_void_p), ("n", c_int64), ("k", c_int64), ("type", c_int32),
+        ("code_bits", c_int32), ("per_row", c_int32), ("has_offsets", c_int32), ("wide_scales", c_int32),
+    ]
 
 
 class CacheStruct(Structure):
@@ -73,6 +76,7 @@ class StepStruct(Structure):
 _SIGNATURES: dict[str, list[Any]] = {
     "prefer_huge_pages": [c_void_p, c_int64],
     "pack": [c_void_p, c_int64, c_int64, c_int32, c_void_p],
+    "pack_codes": [POINTER(MatrixStruct), c_void_p, c_void_p, c_void_p, c_void_p],
     "linear": [POINTER(MatrixStruct), RowsStruct, c_int64, RowsStruct, c_int],
     "rms_norm": [RowsStruct, c_void_p, c_int64, c_int64, c_float, RowsStruct, c_int],
     "add_rms_norm": [RowsStruct, RowsStruct, c_void_p, c_int64, c_int64, c_float, RowsStruct, c_int],

@@ -35,6 +35,12 @@ KVR_EXPORT void kvr_pack(const void* weight, int64_t n, int64_t k, int32_t type,
   else pack_panels((const float*)weight, n, k, (float*)packed);
 }
 
+/// `format` without data. codes, scales, offsets: see pack_codes.
+KVR_EXPORT void kvr_pack_codes(
+    const Matrix* format, const int8_t* codes, const char* scales, const char* offsets, char* packed) {
+  pack_codes(*format, codes, scales, offsets, packed);
+}
+
 KVR_EXPORT void kvr_linear(const Matrix* m, Rows x, int64_t rows, Rows y, int threads) {
   StepBuffers& kept = buffers();
   kept.inputs.reserve(rows, m->k);

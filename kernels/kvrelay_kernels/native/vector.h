@@ -100,6 +100,21 @@ KVR_INLINE V load(const bf16* p) {
 #endif
 }
 
+/// Finite float16.
+KVR_INLINE V load_float16(const uint16_t* p) {
+  VH half;
+  std::memcpy(&half, p, sizeof half);
+#if defined(__AVX512F__)
+  return (V)_mm512_cvtph_ps((__m256i)half);
+#elif defined(__AVX2__)
+  return (V)_mm256_cvtph_ps((__m128i)half);
+#else
+  const VU bits = __builtin_convertvector(half, VU);
+  const V magnitude = (V)((bits & 0x7fffu) << 13) * splat(0x1p112f);
+  return (V)((VU)magnitude | (bits & 0x8000u) << 16);
+#endif
+}
+
 /// To the nearest, ties to even; NaN stays NaN.
 KVR_INLINE void store(bf16* p, V v) {
 #if defined(__AVX512BF16__)
