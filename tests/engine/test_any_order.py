@@ -19,11 +19,12 @@ from kvrelay.core.events import (
     Finished,
     FinishReason,
     FirstToken,
+    Leaving,
     Tokens,
 )
-from kvrelay.core.handoff import ChoiceTokens, Commit
-from kvrelay.core.ids import Choice, SeqKey, TokenId, TransferId
-from kvrelay.core.request import Leg, SamplingParams, Start
+from kvrelay.core.handoff import ChoiceTokens, Commit, Handoff
+from kvrelay.core.ids import Attempt, Choice, SeqKey, TokenId, TransferId
+from kvrelay.core.request import Leg, Migrate, SamplingParams, Start
 from kvrelay.engine.fakes import digests
 from tests.engine.rig import Rig, prompt
 
@@ -39,6 +40,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.said: dict[SeqKey, list[TokenId]] = {}
         self.ends: dict[SeqKey, list[Event]] = {}
         self.landed: set[TransferId] = set()
+        self.leaving: set[SeqKey] = set()
+        self.moves: dict[TransferId, list[TokenId]] = {}
+        """What the receiver of each has reserved for."""
         self.eager: list[tuple[Start, Choice]] = []
 
     @initialize(
@@ -101,6 +105,28 @@ class AnyOrder(RuleBasedStateMachine):
         again = self.rig.replay(start, choice, self.said[start.key(choice)])
         self.rig.engine.submit(again)
         self._know(f"{again.request_id}/{choice}@{again.attempt}", again)
+
+    @precondition(lambda self: len(self.starts) > 8)
+    @rule()
+    def drain(self) -> None:
+        self.rig.engine.drain()
+
+    @precondition(lambda self: self.leaving)
+    @rule(data=st.data(), behind=st.integers(0, 2))
+    def migrate(self, data: st.DataObject, behind: int) -> None:
+        """`behind`: the router has not heard the newest tokens yet."""
+        key = data.draw(st.sampled_from(sorted(self.leaving, key=str)))
+        start, output = self.by_key[key], self.said[key]
+        num_tokens = start.num_prompt + max(len(output) - behind, 0)
+        transfer_id = TransferId(f"move-{len(self.moves)}")
+        self.moves[transfer_id] = [*start.token_ids[: start.num_prompt], *output][:num_tokens]
+        handoff = Handoff(transfer_id, (), 0)
+        self.rig.engine.migrate(Migrate(key, Attempt(start.attempt + 1), num_tokens, handoff))
+
+    @precondition(lambda self: self.moves)
+    @rule(data=st.data())
+    def level(self, data: st.DataObject) -> None:
+        self.rig.engine.send_level(data.draw(st.sampled_from(sorted(self.moves))))
 
     @precondition(lambda self: set(self.rig.transfer.expected) - self.landed)
     @rule(data=st.data(), fault=st.sampled_from(["", "", "", "count", "choice"]))
@@ -189,10 +215,12 @@ class AnyOrder(RuleBasedStateMachine):
     def _end_send(self, transfer_id: TransferId, fails: bool) -> None:
         transfer, size = self.rig.transfer, self.rig.spec.block_size
         outgoing = transfer.outgoing[transfer_id]
-        start = next(start for start in self.starts.values() if start.transfer_id == transfer_id)
+        token_ids = self.moves.get(transfer_id) or next(
+            start.token_ids for start in self.starts.values() if start.transfer_id == transfer_id
+        )
         is_committed = transfer_id in transfer.commits and transfer_id not in transfer.aborted
-        num_computed = start.num_tokens if is_committed else max(transfer.progressed.get(transfer_id, [0]))
-        for position, digest in enumerate(digests(start.token_ids)[:num_computed]):
+        num_computed = len(token_ids) if is_committed else max(transfer.progressed.get(transfer_id, [0]))
+        for position, digest in enumerate(digests(token_ids)[:num_computed]):
             assert self.rig.runner.kv[outgoing.blocks[position // size], position % size] == digest
         transfer.end_send(self.rig.engine, transfer_id, "" if is_committed and not fails else "failed")
 
@@ -205,7 +233,10 @@ class AnyOrder(RuleBasedStateMachine):
             elif isinstance(event, Tokens | Committed):
                 assert event.first_index == len(self.said[key])
                 self.said[key].extend(token.token_id for token in event.tokens)
+            if isinstance(event, Leaving):
+                self.leaving.add(key)
             if isinstance(event, TERMINAL):
+                self.leaving.discard(key)
                 self.ends[key].append(event)
                 assert len(self.ends[key]) == 1, (key, self.ends[key])
             elif not isinstance(event, FirstToken | Tokens | Committed):

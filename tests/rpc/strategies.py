@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvrelay.core import events as ev
 from kvrelay.core.handoff import ChoiceTokens, Commit, Handoff, KvIdentity, KvShard, PushOpen, Receiver, Slab
 from kvrelay.core.placement import Load, Role, WorkerRecord
-from kvrelay.core.request import MAX_SEED, MIN_SEED, Leg, SamplingParams, Start
+from kvrelay.core.request import MAX_SEED, MIN_SEED, Leg, Migrate, SamplingParams, Start
 
 u32 = st.integers(0, 2**32 - 1)
 small = st.integers(0, 1000)
@@ -112,6 +112,10 @@ def starts(draw: st.DrawFn) -> Start:
 
 
 key = st.builds(ev.SeqKey, request_id=text, choice=u32, attempt=u32)
+migrate = st.builds(
+    Migrate, key, to_attempt=u32, num_tokens=u32,
+    handoff=st.builds(Handoff, text, st.lists(receiver, max_size=2).map(tuple), u32),
+)
 event = st.one_of(
     st.builds(ev.Reserved, key, u32),
     st.builds(ev.Refused, key, st.sampled_from(ev.RefuseReason), text, u32),
@@ -120,6 +124,8 @@ event = st.one_of(
     st.builds(ev.Committed, key, u32, columns()),
     st.builds(ev.Finished, key, st.sampled_from(ev.FinishReason)),
     st.builds(ev.Failed, key, st.sampled_from(ev.FailReason), text),
+    st.builds(ev.Leaving, key),
+    st.builds(ev.Stayed, key, text, text),
 )
 frame = st.one_of(
     st.builds(

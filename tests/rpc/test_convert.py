@@ -13,7 +13,7 @@ from kvrelay.core.events import Event, Reserved, Token
 from kvrelay.core.handoff import Receiver
 from kvrelay.core.ids import Attempt, Choice, RequestId, SeqKey, TokenId
 from kvrelay.core.placement import Load, WorkerRecord
-from kvrelay.core.request import SamplingParams, Start
+from kvrelay.core.request import Migrate, SamplingParams, Start
 from kvrelay.pb import common_pb2, transfer_pb2, worker_pb2
 from kvrelay.rpc import events, frames, records, starts, tokens
 from tests.rpc import strategies as words
@@ -107,6 +107,13 @@ def test_cancel_names_choices_or_all() -> None:
     started = (Choice(0), Choice(1))
     assert starts.cancelled_keys(one, started) == (SeqKey(request_id, Choice(1), attempt),)
     assert starts.cancelled_keys(every, started) == tuple(SeqKey(request_id, choice, attempt) for choice in started)
+
+
+@light
+@given(words.migrate)
+def test_a_migrate_survives(migrate: Migrate) -> None:
+    wire = starts.migrate_to_pb(migrate).SerializeToString()
+    assert starts.migrate_from_pb(worker_pb2.Migrate.FromString(wire)) == migrate
 
 
 @light

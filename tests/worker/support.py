@@ -15,7 +15,7 @@ from kvrelay.core.events import Event, Token, Tokens
 from kvrelay.core.handoff import PROTOCOL_VERSION, Commit, KvIdentity, KvShard, Receiver
 from kvrelay.core.ids import Attempt, Choice, Incarnation, RequestId, SeqKey, TokenId, TransferId, WorkerId
 from kvrelay.core.placement import Load, Role, WorkerRecord
-from kvrelay.core.request import Leg, SamplingParams, Start
+from kvrelay.core.request import Leg, Migrate, SamplingParams, Start
 from kvrelay.observe.metrics import WorkerMetrics
 from kvrelay.pb import worker_pb2 as pb
 from kvrelay.pb import worker_pb2_grpc
@@ -63,6 +63,7 @@ class NotedInbox:
     def __init__(self) -> None:
         self.starts: list[Start] = []
         self.cancelled: list[SeqKey] = []
+        self.migrates: list[Migrate] = []
         self.is_draining = False
         self.posted = asyncio.Event()
 
@@ -77,6 +78,12 @@ class NotedInbox:
     def landed(self, transfer_id: TransferId, commit: Commit, reply: Callable[[bool], None]) -> None: ...
 
     def push_ended(self, transfer_id: TransferId, error: str) -> None: ...
+
+    def migrate(self, migrate: Migrate) -> None:
+        self.migrates.append(migrate)
+        self.posted.set()
+
+    def send_level(self, transfer_id: TransferId) -> None: ...
 
     def send_ended(self, transfer_id: TransferId, error: str) -> None: ...
 

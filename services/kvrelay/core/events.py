@@ -6,7 +6,8 @@ Each choice of each `Start` gets exactly one terminal event: `Finished`, `Failed
     RECEIVE  Reserved    Committed  Tokens*  Finished     (a choice that ended with its first token: Failed(cancelled))
     SEND     FirstToken  Finished(handed_off | stop | length)
 
-A Start whose output so far ends in a stop token is answered with Finished(stop) alone.
+A Start whose output so far ends in a stop token is answered with Finished(stop) alone. A worker that goes down says
+`Leaving` of every choice that runs there; after a `Migrate` that choice ends as Finished(handed_off), or has `Stayed`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kvrelay.core.ids import SeqKey, TokenId
+from kvrelay.core.ids import SeqKey, TokenId, TransferId
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class FinishReason(Enum):
     """EOS or a stop token id. Text stops are the router's."""
     LENGTH = "length"
     HANDED_OFF = "handed_off"
-    """The SEND leg is over: the receiver committed. No end for the client."""
+    """The KV is elsewhere: the receiver of a SEND leg, or of a migration, has committed. No end for the client."""
 
 
 class FailReason(Enum):
@@ -41,6 +42,8 @@ class FailReason(Enum):
     """The handoff broke before the commit. Replay."""
     ENGINE = "engine"
     """The engine died or is going down. Replay elsewhere."""
+    DRAINING = "draining"
+    """The worker takes no more work and had not begun with this. Elsewhere, and nobody's fault."""
     NAN_LOGITS = "nan_logits"
     """The model gave no distribution for this row. No replay: it would do so again."""
     DEADLINE = "deadline"
@@ -55,7 +58,7 @@ class RefuseReason(Enum):
     BAD_START = "bad_start"
 
 
-REPLAYABLE = frozenset({FailReason.PREEMPTED, FailReason.TRANSFER, FailReason.ENGINE})
+REPLAYABLE = frozenset({FailReason.PREEMPTED, FailReason.TRANSFER, FailReason.ENGINE, FailReason.DRAINING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,5 +123,22 @@ class Failed:
     message: str
 
 
-Event = Reserved | Refused | FirstToken | Tokens | Committed | Finished | Failed
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The worker goes down: please have this choice go on elsewhere. It runs on here until a `Migrate` comes."""
+
+    key: SeqKey
+
+
+@dataclass(frozen=True, slots=True)
+class Stayed:
+    """A `Migrate` came to nothing; the choice runs on here."""
+
+    key: SeqKey
+    transfer_id: TransferId
+    """Of that Migrate."""
+    message: str
+
+
+Event = Reserved | Refused | FirstToken | Tokens | Committed | Finished | Failed | Leaving | Stayed
 TERMINAL = (Refused, Finished, Failed)

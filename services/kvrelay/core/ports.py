@@ -25,7 +25,7 @@ from kvrelay.core.events import Event, RefuseReason
 from kvrelay.core.handoff import Commit, Handoff
 from kvrelay.core.ids import Attempt, BlockId, RequestId, SeqKey, TransferId
 from kvrelay.core.placement import Load
-from kvrelay.core.request import Start
+from kvrelay.core.request import Migrate, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class Outgoing:
     """The whole sequence's blocks in order. Lent until `send_ended`. Blocks before `first_block` do not travel."""
     first_block: int
     block_size: int
+    tells_level: bool = False
+    """Have `send_level` called."""
 
 
 class TransferPort(Protocol):
@@ -95,6 +97,14 @@ class EngineInbox(Protocol):
 
     def push_ended(self, transfer_id: TransferId, error: str) -> None:
         """The transfer side will never touch these blocks again. `error` is empty after a commit."""
+        ...
+
+    def migrate(self, migrate: Migrate) -> None:
+        """Hand a running choice over to another worker. Unknown keys are ignored: their end has been told."""
+        ...
+
+    def send_level(self, transfer_id: TransferId) -> None:
+        """All that `progress` has released is on its way; asked for by `tells_level`, told at most once."""
         ...
 
     def send_ended(self, transfer_id: TransferId, error: str) -> None:

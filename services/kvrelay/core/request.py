@@ -47,6 +47,20 @@ class SamplingParams:
         return self.temperature <= GREEDY_BELOW
 
 
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    """A running choice is to go on elsewhere: push its KV there and hand it over. The answer to a `Leaving`."""
+
+    key: SeqKey
+    """What it is called here."""
+    to_attempt: Attempt
+    """The attempt as which it has been reserved for at the receiver."""
+    num_tokens: int
+    """Tokens of the sequence that the receiver has reserved for. Their KV travels; tokens drawn since then go into
+    the commit, and the receiver computes theirs in one chunk."""
+    handoff: Handoff
+
+
 class Leg(Enum):
     """Which part of a request a worker is asked to do. Role-neutral: any worker can do any of them."""
 

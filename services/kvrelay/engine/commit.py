@@ -105,6 +105,8 @@ class Committer:
         for token in tokens:
             reason = self._end(seq, seq.next_index, token)
             seq.tokens.append(token.token_id)
+            if seq.kept is not None:
+                seq.kept.append(token)
             if reason is not None:
                 self._work.finish(seq, choice, reason)
                 return

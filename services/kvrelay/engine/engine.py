@@ -1,8 +1,8 @@
 """The engine of a worker: a mailbox, a thread, and a step that is a straight line.
 
-    mailbox ─▶ deadlines ─▶ reservations ─▶ schedule ─▶ outbox ─▶ run ─▶ commit ─▶ outbox
-       ▲                                                                            │
-       └───────────── wait at most 50 ms while there is nothing to do ◀─────────────┘
+    mailbox ─▶ deadlines ─▶ moves ─▶ reservations ─▶ schedule ─▶ outbox ─▶ run ─▶ commit ─▶ outbox
+       ▲                                                                                    │
+       └────────────────── wait at most 50 ms while there is nothing to do ◀────────────────┘
 
 The first outbox carries what is known before the step: a reservation or a commit must not wait for it.
 
@@ -24,12 +24,13 @@ from kvrelay.core.handoff import Commit
 from kvrelay.core.ids import SeqKey, TransferId
 from kvrelay.core.placement import Load
 from kvrelay.core.ports import EngineOutbox, TransferPort
-from kvrelay.core.request import Start
+from kvrelay.core.request import Migrate, Start
 from kvrelay.engine.admission import Admission
 from kvrelay.engine.commit import Committer
 from kvrelay.engine.intake import Intake
 from kvrelay.engine.load import LoadMeter
-from kvrelay.engine.mailbox import Cancel, Drain, Landed, Mailbox, Message, PushEnded, SendEnded, Submit
+from kvrelay.engine.mailbox import Cancel, Drain, Landed, Mailbox, Message, PushEnded, SendEnded, SendLevel, Submit
+from kvrelay.engine.moving import Moving
 from kvrelay.engine.scheduler import Scheduler
 from kvrelay.engine.spec import EngineSpec
 from kvrelay.engine.work import Work
@@ -65,6 +66,7 @@ class Engine:
         self._intake = Intake(settings, spec, self.work, admission)
         self._scheduler = Scheduler(settings, self.work, admission, clock)
         self._committer = Committer(spec, self.work, clock)
+        self._moving = Moving(self.work)
         self._meter = LoadMeter()
         self._mailbox = Mailbox()
         self._thread: threading.Thread | None = None
@@ -84,6 +86,12 @@ class Engine:
 
     def push_ended(self, transfer_id: TransferId, error: str) -> None:
         self._mailbox.post(PushEnded(transfer_id, error))
+
+    def migrate(self, migrate: Migrate) -> None:
+        self._mailbox.post(migrate)
+
+    def send_level(self, transfer_id: TransferId) -> None:
+        self._mailbox.post(SendLevel(transfer_id))
 
     def send_ended(self, transfer_id: TransferId, error: str) -> None:
         self._mailbox.post(SendEnded(transfer_id, error))
@@ -121,6 +129,7 @@ class Engine:
         for message in self._mailbox.take():
             self._handle(message)
         self._expire()
+        self._moving.advance(everybody=self._intake.is_draining)
         self._admission.reserve_waiting()
         step = self._scheduler.schedule()
         if step is not None:
@@ -163,7 +172,11 @@ class Engine:
             case SendEnded(transfer_id, error):
                 self._send_ended(transfer_id, error)
             case Drain():
-                self._intake.is_draining = True
+                self._intake.drain()
+            case Migrate():
+                self._moving.accept(message)
+            case SendLevel(transfer_id):
+                self._moving.level(transfer_id)
 
     def _push_ended(self, transfer_id: TransferId, error: str) -> None:
         waiting = self.work.reservations.ended(transfer_id)
@@ -178,6 +191,8 @@ class Engine:
         if was_committing and not error:
             for choice in tuple(seq.choices):
                 self.work.finish(seq, choice, FinishReason.HANDED_OFF)
+        elif seq.migrate is not None:
+            self._moving.stay(seq, error or "the push ended before its commit")
         else:
             self.work.fail_all(seq, FailReason.TRANSFER, error or "the push ended before the prompt was computed")
 

@@ -6,7 +6,7 @@ It is over when the output it brings along ends in a stop token: a caller who re
 from __future__ import annotations
 
 from kvrelay.core.config import EngineSettings
-from kvrelay.core.events import Finished, FinishReason, Refused, RefuseReason
+from kvrelay.core.events import FailReason, Finished, FinishReason, Refused, RefuseReason
 from kvrelay.core.ids import Choice
 from kvrelay.core.ports import Refusal
 from kvrelay.core.request import Leg, SamplingParams, Start
@@ -50,6 +50,12 @@ class Intake:
             for choice in start.choices:
                 key = start.key(choice)
                 self._work.tell(Refused(key, refusal.reason, refusal.message, refusal.retry_after_ms))
+
+    def drain(self) -> None:
+        """Nothing is admitted from now on: what only waits had better wait elsewhere."""
+        self.is_draining = True
+        for seq in tuple(self._work.waiting):
+            self._work.fail_all(seq, FailReason.DRAINING, "this worker takes no more work")
 
     def _is_over(self, start: Start) -> bool:
         last = start.next_index - 1

@@ -1,7 +1,7 @@
 """How other threads reach the engine: they leave a message and go on; the engine reads all of them once per step.
 
-Its length is bounded by what sends into it: one `Start` and one `cancel` per request a router keeps under way, and
-three messages per open transfer.
+Its length is bounded by what sends into it: one `Start`, one `cancel` and one `Migrate` per request a router keeps
+under way, and three messages per open transfer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvrelay.core.handoff import Commit
 from kvrelay.core.ids import SeqKey, TransferId
-from kvrelay.core.request import Start
+from kvrelay.core.request import Migrate, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,16 @@ class SendEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class SendLevel:
+    transfer_id: TransferId
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     pass
 
 
-Message = Submit | Cancel | Landed | PushEnded | SendEnded | Drain
+Message = Submit | Cancel | Migrate | Landed | PushEnded | SendLevel | SendEnded | Drain
 
 
 class Mailbox:

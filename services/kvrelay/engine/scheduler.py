@@ -75,11 +75,12 @@ class Scheduler:
                 self._budget -= num_scheduled
                 self._rows[seq] = (self._row(seq, num_scheduled), copies)
                 return
-            self._preempt_newest()
+            self._preempt_newest(seq)
 
-    def _preempt_newest(self) -> None:
+    def _preempt_newest(self, growing: Sequence) -> None:
         """Blocks of a sending sequence are lent to its transfer: letting it go would give nothing back now."""
-        victim = next(seq for seq in reversed(self._work.running) if seq.leg is not Leg.SEND)
+        others = (seq for seq in reversed(self._work.running) if seq.leg is not Leg.SEND and seq.outgoing_id is None)
+        victim = next(others, growing)
         if victim in self._rows:
             row, _ = self._rows.pop(victim)
             self._budget += row.num_scheduled

@@ -5,6 +5,8 @@
              │           └──abandon────┴──▶ LEAVING ──ended──▶ (gone)
              └──ended(error)──▶ failed
 
+    A migrating sequence does not fail with its Push: it runs on here (see `moving`).
+
 From `open` until `ended` the sequence's blocks are pinned: they may still be read.
 """
 
@@ -18,7 +20,9 @@ from kvrelay.core.errors import Broken
 from kvrelay.core.events import Token
 from kvrelay.core.handoff import ChoiceTokens, Commit
 from kvrelay.core.ids import BlockId, Choice, TransferId
+from kvrelay.core.kv import blocks_for
 from kvrelay.core.ports import Outgoing, TransferPort
+from kvrelay.core.request import Migrate
 from kvrelay.engine.sequence import SeqState, Sequence
 from kvrelay.kvcache.cache import KvCache
 
@@ -71,8 +75,7 @@ class Sendings:
         start, size = seq.start, self._cache.block_size
         assert start.handoff is not None, "checked at intake"
         blocks = tuple(seq.table.blocks)
-        self._cache.pool.pin(blocks)
-        self._open[seq.transfer_id] = Sending(seq, blocks)
+        self._begin(seq, seq.transfer_id, blocks)
         first_block = start.handoff.num_cached_tokens // size
         self._transfer.send(Outgoing(start.request_id, start.attempt, start.handoff, blocks, first_block, size))
         if seq.num_computed:
@@ -80,23 +83,48 @@ class Sendings:
         if seq.num_computed > start.handoff.num_cached_tokens:
             seq.leaves_since = seq.scheduled_at
 
+    def migrate(self, seq: Sequence, migrate: Migrate) -> None:
+        """The KV of what the receiver has reserved for is computed: push it while the sequence runs on."""
+        handoff, size = migrate.handoff, self._cache.block_size
+        blocks = tuple(seq.table.blocks[: blocks_for(migrate.num_tokens, size)])
+        self._begin(seq, handoff.transfer_id, blocks)
+        first_block = handoff.num_cached_tokens // size
+        self._transfer.send(
+            Outgoing(migrate.key.request_id, migrate.to_attempt, handoff, blocks, first_block, size, tells_level=True)
+        )
+        self._transfer.progress(handoff.transfer_id, migrate.num_tokens)
+
     def progress(self, seq: Sequence) -> None:
         self._transfer.progress(seq.transfer_id, seq.num_computed)
 
     def finish(self, seq: Sequence, drawn: Iterable[tuple[Choice, Token]]) -> None:
         """The prompt is computed and `drawn` are the choices that go on: send the rest and commit."""
-        self._open[seq.transfer_id].move(Stage.COMMITTING)
+        choices = tuple(ChoiceTokens(choice, (token,)) for choice, token in drawn)
+        self.commit(seq, len(seq.tokens), choices)
+
+    def commit(self, seq: Sequence, num_tokens: int, choices: tuple[ChoiceTokens, ...]) -> None:
+        """The sequence has stopped: KV of `num_tokens` tokens is complete there when all has left."""
+        assert seq.outgoing_id is not None, "only what has been opened can be committed"
+        self._open[seq.outgoing_id].move(Stage.COMMITTING)
         seq.move(SeqState.SENDING)
         # The sender counts its slabs itself: it alone knows how it has cut them.
-        choices = tuple(ChoiceTokens(choice, (token,)) for choice, token in drawn)
-        self._transfer.finish(seq.transfer_id, Commit(len(seq.tokens), 0, choices))
+        self._transfer.finish(seq.outgoing_id, Commit(num_tokens, 0, choices))
+
+    def find_streaming(self, transfer_id: TransferId) -> Sequence | None:
+        """The sequence whose Push is open and has not been told to commit."""
+        sending = self._open.get(transfer_id)
+        return sending.seq if sending is not None and sending.stage is Stage.STREAMING else None
+
+    @property
+    def num_frozen(self) -> int:
+        """Migrating sequences that have stopped: they may have to run on, and need their row then."""
+        return sum(1 for seq in self if seq.state is SeqState.SENDING and seq.migrate is not None)
 
     def abandon(self, seq: Sequence) -> None:
         """Nobody wants this KV any more. Nothing to do if no Push is open, or it has been told already."""
-        sending = self._open.get(seq.transfer_id)
-        if sending is not None and sending.stage is not Stage.LEAVING:
-            sending.move(Stage.LEAVING)
-            self._transfer.abort_send(seq.transfer_id)
+        if seq.outgoing_id is not None and self._open[seq.outgoing_id].stage is not Stage.LEAVING:
+            self._open[seq.outgoing_id].move(Stage.LEAVING)
+            self._transfer.abort_send(seq.outgoing_id)
 
     def ended(self, transfer_id: TransferId) -> tuple[Sequence, bool] | None:
         """The transfer side has stopped reading. Returns the sequence and whether it had been told to commit."""
@@ -104,4 +132,10 @@ class Sendings:
         if sending is None:
             return None
         self._cache.pool.unpin(sending.blocks)
+        sending.seq.outgoing_id = None
         return sending.seq, sending.stage is Stage.COMMITTING
+
+    def _begin(self, seq: Sequence, transfer_id: TransferId, blocks: tuple[BlockId, ...]) -> None:
+        self._cache.pool.pin(blocks)
+        self._open[transfer_id] = Sending(seq, blocks)
+        seq.outgoing_id = transfer_id

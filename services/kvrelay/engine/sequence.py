@@ -4,6 +4,8 @@
     WAITING ──admitted──▶ RUNNING ──prompt computed──▶ SENDING ──ended──▶ ENDED  SEND
     [WAITING] ──blocks──▶ RESERVED ──committed──▶ RUNNING ──stop│length──▶ ENDED RECEIVE (only replays wait)
 
+    RUNNING ◀──stayed── SENDING ──ended──▶ ENDED                                 migration, see `moving`
+
     from everywhere: cancel, deadline, failure ──▶ ENDED
 
 `move` alone changes the state, along these arrows.
@@ -18,8 +20,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kvrelay.core.errors import Broken
+from kvrelay.core.events import Token
 from kvrelay.core.ids import Choice, SeqKey, TokenId, TransferId
-from kvrelay.core.request import Leg, Start
+from kvrelay.core.request import Leg, Migrate, Start
 from kvrelay.kvcache.cache import BlockTable
 
 
@@ -35,7 +38,7 @@ _MOVES = {
     SeqState.WAITING: {SeqState.RESERVED, SeqState.RUNNING, SeqState.ENDED},
     SeqState.RESERVED: {SeqState.RUNNING, SeqState.ENDED},
     SeqState.RUNNING: {SeqState.SENDING, SeqState.ENDED},
-    SeqState.SENDING: {SeqState.ENDED},
+    SeqState.SENDING: {SeqState.RUNNING, SeqState.ENDED},
     SeqState.ENDED: set[SeqState](),
 }
 
@@ -67,6 +70,12 @@ class Sequence:
     has_spoken: bool = False
     """Its first token of this attempt has been told: the next ones are plain `Tokens`."""
     keys: dict[Choice, SeqKey] = field(default_factory=dict)
+    outgoing_id: TransferId | None = None
+    """Of the Push that carries it away, from its opening until it has ended."""
+    migrate: Migrate | None = None
+    """Where it is to go on; None while nobody has said so."""
+    kept: list[Token] | None = None
+    """The tokens drawn since it has said `Leaving`; None before."""
 
     def move(self, state: SeqState) -> None:
         if state not in _MOVES[self.state]:

@@ -11,7 +11,6 @@ from kvrelay.core.clock import Clock
 from kvrelay.core.events import Event, Failed, FailReason, Finished, FinishReason
 from kvrelay.core.ids import Choice, SeqKey
 from kvrelay.core.ports import TransferPort
-from kvrelay.core.request import Leg
 from kvrelay.engine.queue import WaitingQueue
 from kvrelay.engine.reservations import Reservations
 from kvrelay.engine.sending import Sendings
@@ -56,7 +55,8 @@ class Work:
     @property
     def num_rows(self) -> int:
         """Rows that everything admitted needs or will need in one step."""
-        return sum(len(seq.choices) for seq in self.running) + self.reservations.num_reserved_choices
+        num_running = sum(len(seq.choices) for seq in self.running)
+        return num_running + self.reservations.num_reserved_choices + self.sendings.num_frozen
 
     def fork(self, seq: Sequence, choices: list[Choice]) -> list[Sequence]:
         """One running sequence for each of `choices`, which share `seq`'s blocks; `seq` itself becomes the last.
@@ -100,8 +100,7 @@ class Work:
             self.running.remove(seq)
         elif seq.state is SeqState.RESERVED:
             self.reservations.abandon(seq)
-        if seq.leg is Leg.SEND:
-            self.sendings.abandon(seq)
+        self.sendings.abandon(seq)
         self.cache.release(seq.table)
         seq.move(SeqState.ENDED)
 

@@ -20,16 +20,18 @@ LEG_RECEIVE: Leg
 LEG_SEND: Leg
 
 class RouterMessage(_message.Message):
-    __slots__ = ("hello", "start", "cancel", "beat")
+    __slots__ = ("hello", "start", "cancel", "beat", "migrate")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    MIGRATE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     start: Start
     cancel: Cancel
     beat: RouterBeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[RouterBeat, _Mapping]] = ...) -> None: ...
+    migrate: Migrate
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[RouterBeat, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router_id", "protocol")
@@ -84,6 +86,26 @@ class Cancel(_message.Message):
     attempt: int
     choices: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Migrate(_message.Message):
+    __slots__ = ("request_id", "choice", "attempt", "to_attempt", "num_tokens", "transfer_id", "receivers", "num_cached_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TO_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    RECEIVERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    choice: int
+    attempt: int
+    to_attempt: int
+    num_tokens: int
+    transfer_id: str
+    receivers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Receiver]
+    num_cached_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., to_attempt: _Optional[int] = ..., num_tokens: _Optional[int] = ..., transfer_id: _Optional[str] = ..., receivers: _Optional[_Iterable[_Union[_common_pb2.Receiver, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("welcome", "events", "beat")
@@ -166,7 +188,7 @@ class Events(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("request_id", "choice", "attempt", "reserved", "refused", "first_token", "tokens", "committed", "finished", "failed")
+    __slots__ = ("request_id", "choice", "attempt", "reserved", "refused", "first_token", "tokens", "committed", "finished", "failed", "leaving", "stayed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +199,8 @@ class Event(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    STAYED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choice: int
     attempt: int
@@ -187,7 +211,9 @@ class Event(_message.Message):
     committed: Committed
     finished: Finished
     failed: Failed
-    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+    leaving: Leaving
+    stayed: Stayed
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., stayed: _Optional[_Union[Stayed, _Mapping]] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("num_cached_tokens", "receivers")
@@ -252,3 +278,15 @@ class Failed(_message.Message):
     reason: str
     message: str
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Stayed(_message.Message):
+    __slots__ = ("transfer_id", "message")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: str
+    message: str
+    def __init__(self, transfer_id: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...

@@ -15,14 +15,16 @@ from kvrelay.core.events import (
     Finished,
     FinishReason,
     FirstToken,
+    Leaving,
     Refused,
     RefuseReason,
     Reserved,
+    Stayed,
     Token,
     Tokens,
 )
 from kvrelay.core.handoff import Receiver
-from kvrelay.core.ids import Attempt, Choice, RequestId, SeqKey
+from kvrelay.core.ids import Attempt, Choice, RequestId, SeqKey, TransferId
 from kvrelay.core.placement import Load
 from kvrelay.pb import common_pb2
 from kvrelay.pb import worker_pb2 as pb
@@ -62,6 +64,10 @@ def event_to_pb(event: Event, receivers: Sequence[Receiver] = ()) -> pb.Event:
             message.finished.reason = event.reason.value
         case Failed():
             message.failed.CopyFrom(pb.Failed(reason=event.reason.value, message=event.message))
+        case Leaving():
+            message.leaving.SetInParent()
+        case Stayed():
+            message.stayed.CopyFrom(pb.Stayed(transfer_id=event.transfer_id, message=event.message))
     return message
 
 
@@ -84,6 +90,10 @@ def event_from_pb(message: pb.Event) -> Event:
             return Finished(key, _reason(FinishReason, message.finished.reason))
         case "failed":
             return Failed(key, _reason(FailReason, message.failed.reason), message.failed.message)
+        case "leaving":
+            return Leaving(key)
+        case "stayed":
+            return Stayed(key, TransferId(message.stayed.transfer_id), message.stayed.message)
         case kind:
             raise BadRequest(f"event of {key} is of an unknown kind ({kind})")
 

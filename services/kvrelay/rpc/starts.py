@@ -1,4 +1,4 @@
-"""`Start` and `Cancel`: core <-> proto."""
+"""`Start`, `Cancel` and `Migrate`: core <-> proto."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvrelay.core.errors import BadRequest
 from kvrelay.core.handoff import Handoff
 from kvrelay.core.ids import Attempt, Choice, RequestId, SeqKey, TokenId, TransferId
-from kvrelay.core.request import Leg, Start
+from kvrelay.core.request import Leg, Migrate, Start
 from kvrelay.pb import worker_pb2 as pb
 from kvrelay.rpc.records import receiver_from_pb, receiver_to_pb
 from kvrelay.rpc.tokens import sampling_from_pb, sampling_to_pb
@@ -59,7 +59,7 @@ def start_from_pb(message: pb.Start) -> Start:
     )
 
 
-def _handoff(message: pb.Start) -> Handoff:
+def _handoff(message: pb.Start | pb.Migrate) -> Handoff:
     return Handoff(
         transfer_id=TransferId(message.transfer_id),
         receivers=tuple(receiver_from_pb(receiver) for receiver in message.receivers),
@@ -82,6 +82,30 @@ def _checked_leg(message: pb.Start) -> Leg:
             f"start of {message.request_id!r} has a prompt of {message.num_prompt} in {len(message.token_ids)} tokens"
         )
     return leg
+
+
+def migrate_to_pb(migrate: Migrate) -> pb.Migrate:
+    key, handoff = migrate.key, migrate.handoff
+    return pb.Migrate(
+        request_id=key.request_id,
+        choice=key.choice,
+        attempt=key.attempt,
+        to_attempt=migrate.to_attempt,
+        num_tokens=migrate.num_tokens,
+        transfer_id=handoff.transfer_id,
+        receivers=[receiver_to_pb(receiver) for receiver in handoff.receivers],
+        num_cached_tokens=handoff.num_cached_tokens,
+    )
+
+
+def migrate_from_pb(message: pb.Migrate) -> Migrate:
+    """Whether it makes sense is for the engine to say: it answers with `Stayed`."""
+    return Migrate(
+        key=SeqKey(RequestId(message.request_id), Choice(message.choice), Attempt(message.attempt)),
+        to_attempt=Attempt(message.to_attempt),
+        num_tokens=message.num_tokens,
+        handoff=_handoff(message),
+    )
 
 
 def cancel_to_pb(request_id: RequestId, attempt: Attempt, choices: Sequence[Choice] = ()) -> pb.Cancel:

@@ -24,6 +24,7 @@ from enum import Enum
 from kvrelay.core.config import TransferSettings
 from kvrelay.core.errors import Broken
 from kvrelay.core.handoff import Commit, PushOpen, Receiver
+from kvrelay.core.ids import TransferId
 from kvrelay.core.ports import Outgoing
 from kvrelay.transfer.frames import contains, cut, read_slab, tile_bytes
 from kvrelay.transfer.pipes import Pipe
@@ -58,17 +59,23 @@ class Departure:
         home: Home,
         pipe: Pipe,
         on_end: Callable[[Departure, str], None],
+        on_level: Callable[[TransferId], None],
     ) -> None:
         self.outgoing = outgoing
         self._settings = settings
         self._home = home
         self._pipe = pipe
         self._on_end = on_end
+        self._on_level = on_level
         self._state = State.STREAMING
         self._ready_blocks = outgoing.first_block
         """Blocks of the sequence below this may leave."""
         self.num_bytes = 0
         self.opened_at = asyncio.get_running_loop().time()
+        self._has_begun = False
+        """`progress` has been told once."""
+        self._level: set[PushLeg] = set()
+        """Legs that have sent all that was ready."""
         self._commit: Commit | None = None
         self._abort_reason = "the send was cancelled"
         self._legs: list[PushLeg] = []
@@ -86,6 +93,7 @@ class Departure:
             return
         full = min(num_computed // self.outgoing.block_size, len(self.outgoing.blocks))
         self._ready_blocks = max(self._ready_blocks, full)
+        self._has_begun = True
         self._wake()
 
     def finish(self, commit: Commit) -> None:
@@ -160,7 +168,14 @@ class Departure:
                     await leg.commit(replace(self._commit, num_slabs=num_slabs))
                     return
                 else:
+                    self._now_level(leg)
                     await leg.wait_or_beat()
+
+    def _now_level(self, leg: PushLeg) -> None:
+        if self.outgoing.tells_level and self._has_begun and leg not in self._level:
+            self._level.add(leg)
+            if len(self._level) == len(self.outgoing.handoff.receivers):
+                self._on_level(self.outgoing.handoff.transfer_id)
 
     async def _push_blocks(self, leg: PushLeg, begin: int, end: int, seq_no: int) -> int:
         """Send blocks [begin, end), the first slab numbered `seq_no`. Returns the number of the next one."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kvrelay.core.handoff import Commit, KvIdentity, KvShard
 from kvrelay.core.ids import BlockId, SeqKey, TransferId
 from kvrelay.core.kv import DTYPE_BYTES
-from kvrelay.core.request import Start
+from kvrelay.core.request import Migrate, Start
 
 POISON = 0xA5
 _FORMATS = {"float32": "f", "float16": "e"}
@@ -112,6 +112,7 @@ class FakeInbox:
     commits: dict[TransferId, list[Commit]] = field(default_factory=dict)
     push_errors: dict[TransferId, list[str]] = field(default_factory=dict)
     send_errors: dict[TransferId, list[str]] = field(default_factory=dict)
+    levels: list[TransferId] = field(default_factory=list)
     held: dict[TransferId, Callable[[bool], None]] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -148,6 +149,14 @@ class FakeInbox:
 
     def cancel(self, key: SeqKey) -> None:
         raise NotImplementedError("a transfer cancels nothing")
+
+    def migrate(self, migrate: Migrate) -> None:
+        raise NotImplementedError("a transfer moves nothing of its own accord")
+
+    def send_level(self, transfer_id: TransferId) -> None:
+        with self._changed:
+            self.levels.append(transfer_id)
+            self._changed.notify_all()
 
     def drain(self) -> None:
         raise NotImplementedError("a transfer drains nothing")

@@ -38,7 +38,9 @@ class Sending:
         if transfer_id in self._live:
             log.error("transfer %s is being sent already; the second send is ignored", transfer_id)
             return
-        self._live[transfer_id] = Departure(outgoing, self._settings, self._home, self._pipe, self._forget)
+        self._live[transfer_id] = Departure(
+            outgoing, self._settings, self._home, self._pipe, self._forget, self._inbox.send_level
+        )
 
     def progress(self, transfer_id: TransferId, num_computed: int) -> None:
         if transfer_id in self._live:

@@ -1,7 +1,7 @@
 """`Worker.Attach`: one stream per router carries everything between the two.
 
     Hello ─▶ (an older stream of the same router ends, its work is aborted) ─▶ Welcome
-      ─▶ Start, Cancel, beats in · one Events message per step, beats out
+      ─▶ Start, Cancel, Migrate, beats in · one Events message per step, beats out
       ─▶ end of the stream for whatever reason: everything it carried is aborted
 
 Lives on the process's asyncio loop. The engine is reached through its mailbox only and answers through `deliver`.
@@ -28,7 +28,7 @@ from kvrelay.observe.metrics import WorkerMetrics
 from kvrelay.pb import worker_pb2 as pb
 from kvrelay.pb import worker_pb2_grpc
 from kvrelay.rpc.records import record_to_pb
-from kvrelay.rpc.starts import cancelled_keys, start_from_pb
+from kvrelay.rpc.starts import cancelled_keys, migrate_from_pb, start_from_pb
 from kvrelay.worker.ledger import Admission, Ledger
 from kvrelay.worker.link import Link
 
@@ -186,6 +186,8 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
             self._start(link, message.start)
         elif kind == "cancel":
             self._cancel(link, message.cancel)
+        elif kind == "migrate":
+            self._migrate(link, message.migrate)
 
     def _start(self, link: Link, message: pb.Start) -> None:
         try:
@@ -204,6 +206,11 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
         for key in cancelled_keys(message, started):
             if key.choice in started:
                 self._inbox.cancel(key)
+
+    def _migrate(self, link: Link, message: pb.Migrate) -> None:
+        migrate = migrate_from_pb(message)
+        if self._ledger.owner(migrate.key) is link:
+            self._inbox.migrate(migrate)
 
     def _refuse(self, link: Link, message: pb.Start, why: str) -> None:
         """Every Start gets its terminal events, also one that no engine should ever see."""
