@@ -27,7 +27,8 @@ class Blow:
     worker: int
 
 
-KINDS = ("die", "revive", "no_room", "queue_full", "break_push", "preempt", "engine", "leave", "slow", "quick")
+KINDS = ("die", "revive", "no_room", "queue_full", "break_push", "preempt", "engine", "leave", "slow", "quick",
+         "drain", "drain", "new")
 BLOWS = st.builds(Blow, st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.7]), st.sampled_from(KINDS), st.integers(0, 3))
 
 
@@ -37,6 +38,10 @@ def strike(blow: Blow, worker: ScriptedWorker) -> None:
             worker.die()
         case "revive":
             worker.revive()
+        case "drain":
+            worker.leave()
+        case "new":
+            worker.draining = False
         case "no_room":
             worker.refusals.append((RefuseReason.NO_ROOM, 400))
         case "queue_full":
@@ -67,6 +72,7 @@ def test_any_order_of_blows(blows: list[Blow]) -> None:
                 strike(blow, workers[blow.worker])
         for worker in workers:
             worker.refusals.clear()
+            worker.draining = False
             worker.revive()
         for guest in guests:
             await table.finish(guest)

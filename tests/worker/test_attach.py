@@ -40,7 +40,7 @@ async def test_another_protocol_is_told_both_versions() -> None:
     async with attach_story() as story:
         end = RouterEnd(story.address)
         story.routers.append(end)
-        with pytest.raises(ConnectionError, match="protocol 1, the router 9"):
+        with pytest.raises(ConnectionError, match=f"protocol {PROTOCOL_VERSION}, the router 9"):
             await end.hello(protocol=9)
 
 

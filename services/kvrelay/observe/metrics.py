@@ -27,7 +27,7 @@ OUTCOMES = frozenset(
     {"ok", "cancelled", "rejected", "overloaded", "unavailable", "deadline", "broken"}
 )
 REASONS = frozenset(
-    {"preempted", "transfer", "engine", "link", "refused", "stall", "deadline", "nan_logits", "cancelled"}
+    {"preempted", "transfer", "engine", "link", "refused", "stall", "deadline", "nan_logits", "cancelled", "draining"}
 )
 TRANSFER_OUTCOMES = frozenset({"committed", "failed"})
 
@@ -77,6 +77,7 @@ class RouterMetrics(_RedisMetrics):
             "kvrelay_inexact_replays", "Streams that went on in another arithmetic, for want of a worker", registry=at
         )
         self._replays = Counter("kvrelay_replays", "Attempts after the first", ["reason"], registry=at)
+        self._moves = Counter("kvrelay_migrations", "Running choices that went on elsewhere with their KV", registry=at)
         self._unhidden = Histogram(
             "kvrelay_transfer_unhidden_seconds", "First token to committed", buckets=SECONDS, registry=at
         )
@@ -102,6 +103,9 @@ class RouterMetrics(_RedisMetrics):
 
     def went_on_inexactly(self) -> None:
         self._inexact.inc()
+
+    def request_moved(self) -> None:
+        self._moves.inc()
 
     def first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)

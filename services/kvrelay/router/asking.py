@@ -65,6 +65,20 @@ def placement_request(
     )
 
 
+MIN_TO_MOVE = 2
+"""Tokens still wanted. A choice that lacks one has it by the time a worker has reserved for it."""
+
+
+def targets(source: WorkerRecord, avoid: frozenset[WorkerId], snapshot: Snapshot) -> Snapshot:
+    """Where a running sequence can go with its KV: workers that read the same numbers from it, and count alike."""
+    return Snapshot(tuple(
+        view for view in snapshot.workers
+        if view.record.role.can_decode
+        and (view.record.identity, view.record.numerics) == (source.identity, source.numerics)
+        and view.record.worker_id not in avoid | {source.worker_id}
+    ))  # fmt: skip
+
+
 def check_fits(request: GenerateRequest, snapshot: Snapshot) -> None:
     """Raises BadRequest, with limit and counts, when no attached worker could ever hold prompt and `max_tokens`."""
     limit = max((record.max_context for record in _holders(snapshot)), default=0)

@@ -1,43 +1,35 @@
-"""One attempt at one or more choices: the events of its legs in, the owner's verbs out.
+"""One attempt at one or more choices: what it may do to its request, and the kind that one worker does alone.
 
-    local    ISSUED ─FirstToken─▶ RUNNING ─Finished*─▶ over
+    ISSUED ─FirstToken─▶ RUNNING ─Finished*─▶ over
+       └─ refused, failed, lost: the choices are lost (replay)
 
-    relay    ISSUED ─Reserved─▶ PREFILL ─FirstToken─▶ shown at once ─Committed─▶ RUNNING ─Finished*─▶ over
-               decode's leg       prefill's leg          │               decode's leg
-               └─ refused, failed, lost before Committed: both legs cancelled, the choices are lost (replay)
-                                                         └─ Finished(stop | length) of the first token: that choice
-                                                            is done; nothing left for decode: Cancel
-
-`Committed` is the only proof of a handoff, per choice. Until then a failure of either side loses the choice; after it
-nothing that prefill says matters. Events of both streams race; every order ends the same. So what decode says from
-`Committed` on is kept until prefill's `FirstToken`, which was said earlier, is here: a short answer could otherwise be
-over before it is known what was cached. Whatever else prefill says, or its loss, ends the wait.
+`relay.RelayAttempt` takes two workers, `move.MoveAttempt` takes a choice from one worker to another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvrelay.core.errors import Broken
 from kvrelay.core.events import (
-    Committed,
     Event,
     Failed,
-    FailReason,
     Finished,
     FinishReason,
     FirstToken,
+    Leaving,
     Refused,
     RefuseReason,
-    Reserved,
+    Stayed,
     Token,
     Tokens,
 )
-from kvrelay.core.handoff import Handoff, Receiver
+from kvrelay.core.handoff import Handoff
 from kvrelay.core.ids import Attempt, Choice, TransferId, WorkerId
-from kvrelay.core.request import Leg, Start
+from kvrelay.core.placement import WorkerRecord
+from kvrelay.core.request import Start
 from kvrelay.router.leg import WorkerLeg
 from kvrelay.router.link_port import Arrival, Deliver, LegSignal, LinkPort, Lost
 from kvrelay.router.replay import Loss, loss_of
@@ -51,6 +43,9 @@ class AttemptOwner(Protocol):
     @property
     def moments(self) -> Moments: ...
 
+    @property
+    def moves(self) -> MovesPort: ...
+
     def accept(self, choice: Choice, first_index: int, tokens: Sequence[Token]) -> bool:
         """False: the choice is done (a stop string). Raises ProtocolError if the tokens do not fit."""
         ...
@@ -62,6 +57,39 @@ class AttemptOwner(Protocol):
     def refused(self, choices: Sequence[Choice], worker_id: WorkerId, refusal: Refused) -> None: ...
 
     def lost(self, choices: Sequence[Choice], loss: Loss) -> None: ...
+
+
+class MovesPort(Protocol):
+    """What a worker has to say about choices that it wants to be rid of. `moves.Moves` is the real thing."""
+
+    def want(self, choice: Choice, source: Source) -> None:
+        """Look for a place elsewhere; the choice runs on meanwhile."""
+        ...
+
+    def stayed(self, choice: Choice, transfer_id: TransferId) -> None: ...
+
+    def handed_off(self, choice: Choice) -> bool:
+        """Pushed elsewhere and forgotten. False: nobody was to get it."""
+        ...
+
+
+class Source(Protocol):
+    """An attempt as one that a running choice can be taken from."""
+
+    @property
+    def record(self) -> WorkerRecord:
+        """Of the worker on which it runs."""
+        ...
+
+    def migrate(self, choice: Choice, to_attempt: Attempt, num_tokens: int, handoff: Handoff) -> None:
+        """Tell that worker where to push it."""
+        ...
+
+    def let_go(self, choice: Choice) -> None:
+        """It runs elsewhere now."""
+        ...
+
+    def lose(self, choice: Choice, loss: Loss) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +118,20 @@ class LocalAttempt:
     def workers(self) -> tuple[WorkerId, ...]:
         return (self._leg.worker_id,)
 
+    @property
+    def record(self) -> WorkerRecord:
+        return self._leg.record
+
+    def migrate(self, choice: Choice, to_attempt: Attempt, num_tokens: int, handoff: Handoff) -> None:
+        self._leg.migrate(choice, to_attempt, num_tokens, handoff)
+
+    def let_go(self, choice: Choice) -> None:
+        self.open.discard(choice)
+        self._leg.cancel_choice(choice)
+
+    def lose(self, choice: Choice, loss: Loss) -> None:
+        self._lose({choice}, loss)
+
     def begin(self) -> None:
         self._owner.moments.on_issued()
         self._leg.begin(self._plan.deliver, self._plan.num_blocks)
@@ -108,7 +150,7 @@ class LocalAttempt:
         match event:
             case Refused():
                 self._leg.gone()
-                _refuse(self._owner, self.open, signal)
+                refuse(self._owner, self.open, signal)
             case FirstToken():
                 self._owner.moments.on_first_token(event)
                 self._owner.cached(event.num_cached_tokens)
@@ -118,13 +160,18 @@ class LocalAttempt:
                 self._accept(choice, event.first_index, event.tokens)
             case Finished():
                 self._leg.ended(choice)
-                _finish(self._owner, self.open, event)
+                finish(self._owner, self.open, event)
             case Failed():
                 self._leg.ended(choice)
                 if choice in self.open:
                     self._lose({choice}, loss_of(event, *self.workers))
+            case Leaving():
+                if choice in self.open:
+                    self._owner.moves.want(choice, self)
+            case Stayed():
+                self._owner.moves.stayed(choice, event.transfer_id)
             case _:
-                self._lose({choice}, _unexpected(event, self.workers))
+                self._lose({choice}, unexpected(event, self.workers))
 
     def _accept(self, choice: Choice, first_index: int, tokens: Sequence[Token]) -> None:
         if choice not in self.open:
@@ -147,210 +194,18 @@ class LocalAttempt:
             self._owner.lost(lost, loss)
 
 
-class RelayAttempt:
-    """Reserve on decode, prefill with the handoff, go on with decode."""
-
-    def __init__(
-        self, plan: Plan, owner: AttemptOwner, prefill: LinkPort, decode: LinkPort, transfer_id: TransferId
-    ) -> None:
-        self.number: Attempt = plan.start.attempt
-        self.open: set[Choice] = set(plan.start.choices)
-        self._owner = owner
-        self._plan = plan
-        self._prefill_link = prefill
-        self._transfer_id = transfer_id
-        self._decode = WorkerLeg(decode, replace(plan.start, leg=Leg.RECEIVE, transfer_id=transfer_id))
-        self._prefill: WorkerLeg | None = None
-        self._committed: set[Choice] = set()
-        self._has_first_token = False
-        self._kept: list[Arrival] = []
-        """What decode has said since a `Committed` that came before the `FirstToken`."""
-
-    @property
-    def workers(self) -> tuple[WorkerId, ...]:
-        return (self._prefill_link.record.worker_id, self._decode.worker_id)
-
-    def begin(self) -> None:
-        self._owner.moments.on_issued()
-        self._decode.begin(self._plan.deliver, self._plan.num_blocks)
-
-    def cancel(self) -> None:
-        self.open.clear()
-        self._kept.clear()
-        self._decode.cancel()
-        if self._prefill is not None:
-            self._prefill.cancel()
-
-    def on_signal(self, signal: LegSignal) -> None:
-        if signal.worker_id == self._decode.worker_id:
-            if isinstance(signal, Arrival) and self._is_early(signal.event):
-                self._kept.append(signal)
-            else:
-                self._give_kept()
-                self._on_decode(signal)
-        elif self._prefill is not None:
-            if isinstance(signal, Arrival) and isinstance(signal.event, FirstToken):
-                self._has_first_token = True
-                self._on_prefill(self._prefill, signal)
-                self._give_kept()
-            else:
-                self._give_kept()
-                self._on_prefill(self._prefill, signal)
-
-    def _is_early(self, event: Event) -> bool:
-        if self._has_first_token or self._prefill is None or not self._prefill.open:
-            return False
-        return bool(self._kept) or isinstance(event, Committed)
-
-    def _give_kept(self) -> None:
-        kept, self._kept = self._kept, []
-        for signal in kept:
-            self._on_decode(signal)
-
-    # Decode's leg.
-
-    def _on_decode(self, signal: LegSignal) -> None:
-        if isinstance(signal, Lost):
-            self._decode.gone()
-            self._lose(self.open, Loss("link", signal.why, (signal.worker_id,)))
-            return
-        event = signal.event
-        choice = event.key.choice
-        match event:
-            case Refused():
-                self._decode.gone()
-                _refuse(self._owner, self.open, signal)
-            case Reserved():
-                self._send(event, signal.receivers)
-            case Committed():
-                self._committed.add(choice)
-                self._owner.moments.on_committed()
-                self._accept(choice, event.first_index, event.tokens)
-            case Tokens():
-                self._owner.moments.on_tokens()
-                self._accept(choice, event.first_index, event.tokens)
-            case Finished():
-                self._decode.ended(choice)
-                _finish(self._owner, self.open, event)
-                self._settle()
-            case Failed():
-                self._decode.ended(choice)
-                self._on_decode_failed(event)
-            case FirstToken():
-                self._lose({choice}, _unexpected(event, self.workers))
-
-    def _send(self, reserved: Reserved, receivers: tuple[Receiver, ...]) -> None:
-        if self._prefill is not None or not self.open:
-            return
-        self._owner.moments.on_reserved()
-        handoff = Handoff(self._transfer_id, receivers, reserved.num_cached_tokens)
-        start = replace(
-            self._decode.start, leg=Leg.SEND, handoff=handoff, choices=tuple(sorted(self.open)),
-            timeout_ms=self._plan.timeout_ms(),
-        )
-        self._prefill = WorkerLeg(self._prefill_link, start)
-        self._prefill.begin(self._plan.deliver, self._plan.num_prefill_blocks)
-
-    def _on_decode_failed(self, failed: Failed) -> None:
-        choice = failed.key.choice
-        if choice not in self.open:
-            return
-        if failed.reason is FailReason.CANCELLED and self._prefill is not None and choice in self._prefill.open:
-            return  # not in the commit: it ended with its first token, and prefill's own stream is about to say so
-        lost = {choice} if choice in self._committed else self.open - self._committed
-        at_fault = self.workers if failed.reason is FailReason.TRANSFER else (self._decode.worker_id,)
-        self._lose(lost, loss_of(failed, *at_fault))
-
-    def _settle(self) -> None:
-        """Decode is through. What prefill still has to say about a committed handoff interests nobody, and a choice
-        that was not in the commit gets no last word from decode."""
-        if not self.open:
-            self._decode.gone()
-            if self._prefill is not None:
-                self._prefill.gone()
-
-    # Prefill's leg.
-
-    def _on_prefill(self, leg: WorkerLeg, signal: LegSignal) -> None:
-        uncommitted = self.open - self._committed
-        if isinstance(signal, Lost):
-            leg.gone()
-            self._lose(uncommitted, Loss("link", signal.why, (signal.worker_id,)))
-            return
-        event = signal.event
-        choice = event.key.choice
-        match event:
-            case Refused():
-                leg.gone()
-                self._decode.cancel()
-                _refuse(self._owner, self.open, signal)
-            case FirstToken():
-                self._owner.moments.on_first_token(event)
-                self._owner.cached(event.num_cached_tokens)
-                self._accept(choice, event.index, (event.token,))
-            case Finished():
-                leg.ended(choice)
-                if event.reason is not FinishReason.HANDED_OFF and choice not in self._committed:
-                    self._finish_early(event)
-                elif choice in uncommitted and choice not in self._decode.open:
-                    self._lose({choice}, Loss("transfer", "handed over, but decode gave it up", self.workers))
-            case Failed():
-                leg.ended(choice)
-                if choice in uncommitted:
-                    at_fault = self.workers if event.reason is FailReason.TRANSFER else (leg.worker_id,)
-                    self._lose(uncommitted, loss_of(event, *at_fault))
-            case _:
-                self._lose(uncommitted, _unexpected(event, (leg.worker_id,)))
-
-    def _finish_early(self, finished: Finished) -> None:
-        """The first token was the last. Decode drops the choice when the commit comes without it."""
-        _finish(self._owner, self.open, finished)
-        if not self.open:
-            self.cancel()
-
-    # Both.
-
-    def _accept(self, choice: Choice, first_index: int, tokens: Sequence[Token]) -> None:
-        if choice not in self.open:
-            return
-        try:
-            if self._owner.accept(choice, first_index, tokens):
-                return
-        except ProtocolError as error:
-            self._lose({choice}, Loss("protocol", str(error), self.workers))
-            return
-        self.open.discard(choice)
-        self._cancel_choice(choice)
-
-    def _lose(self, choices: set[Choice], loss: Loss) -> None:
-        lost = sorted(choices & self.open)
-        self.open.difference_update(lost)
-        if not self.open:
-            self.cancel()
-        for choice in lost:
-            self._cancel_choice(choice)
-        if lost:
-            self._owner.lost(lost, loss)
-
-    def _cancel_choice(self, choice: Choice) -> None:
-        if not self.open:
-            self.cancel()
-            return
-        self._decode.cancel_choice(choice)
-        if self._prefill is not None:
-            self._prefill.cancel_choice(choice)
-
-
-RequestAttempt = LocalAttempt | RelayAttempt
-
-
-def _finish(owner: AttemptOwner, open_choices: set[Choice], finished: Finished) -> None:
-    if finished.key.choice in open_choices:
-        open_choices.discard(finished.key.choice)
+def finish(owner: AttemptOwner, open_choices: set[Choice], finished: Finished) -> None:
+    """The last word of the worker that runs the choice. Where it has handed it over, somebody else goes on."""
+    if finished.key.choice not in open_choices:
+        return
+    open_choices.discard(finished.key.choice)
+    if finished.reason is not FinishReason.HANDED_OFF:
         owner.finish(finished.key.choice, finished.reason)
+    elif not owner.moves.handed_off(finished.key.choice):
+        owner.lost([finished.key.choice], Loss("protocol", "handed over to nobody", ()))
 
 
-def _refuse(owner: AttemptOwner, open_choices: set[Choice], signal: Arrival) -> None:
+def refuse(owner: AttemptOwner, open_choices: set[Choice], signal: Arrival) -> None:
     if not isinstance(signal.event, Refused):
         raise TypeError(f"not a refusal: {signal.event}")
     if signal.event.reason is RefuseReason.BAD_START:
@@ -361,5 +216,5 @@ def _refuse(owner: AttemptOwner, open_choices: set[Choice], signal: Arrival) -> 
         owner.refused(choices, signal.worker_id, signal.event)
 
 
-def _unexpected(event: Event, workers: tuple[WorkerId, ...]) -> Loss:
+def unexpected(event: Event, workers: tuple[WorkerId, ...]) -> Loss:
     return Loss("protocol", f"{type(event).__name__} has no place here", workers)

@@ -5,6 +5,8 @@
               ├── refused: same rank in the queue ───────────┤
               └── lost: one ask per unfinished choice ───────┘   (all choices together while none has a token)
 
+A choice whose worker goes down moves to another one while it runs (`moves`); the attempt that it is then is one more.
+
 Everything that happens to the request comes as a signal through its mailbox and is handled here, one at a time.
 However the task ends, its legs are cancelled and its tickets handed back before it is over.
 """
@@ -26,18 +28,31 @@ from kvrelay.core.placement import Hints, Mode, Placement, PlacementRequest, Sna
 from kvrelay.core.request import Leg, Start
 from kvrelay.observe.metrics import RouterMetrics
 from kvrelay.router.admission import Ticket, WaitingRoom
-from kvrelay.router.asking import Ask, Need, check_fits, placement_request, waited_too_long, worker_ids
-from kvrelay.router.attempt import LocalAttempt, Plan, RelayAttempt, RequestAttempt
+from kvrelay.router.asking import (
+    MIN_TO_MOVE,
+    Ask,
+    Need,
+    check_fits,
+    placement_request,
+    targets,
+    waited_too_long,
+    worker_ids,
+)
+from kvrelay.router.attempt import LocalAttempt, Plan, Source
 from kvrelay.router.delivery import Delivery
 from kvrelay.router.link_port import Arrival, FleetPort, LegSignal, Lost
 from kvrelay.router.mailbox import Mailbox
+from kvrelay.router.move import MoveAttempt
+from kvrelay.router.moves import Moves, MoveTimer
 from kvrelay.router.output_stage import Answer, Text
+from kvrelay.router.relay import RelayAttempt
 from kvrelay.router.replay import Loss, check_attempts, start_groups
 from kvrelay.router.request_log import CANCELLED, OK, Ending, ending_of
 from kvrelay.router.session import SessionBook, block_hashes, cache_salt
 from kvrelay.router.tally import Tally
 from kvrelay.router.timing import Moments
 
+RequestAttempt = LocalAttempt | RelayAttempt | MoveAttempt
 Place = Callable[[PlacementRequest, Snapshot, Hints, PlacementSettings], Placement | None]
 
 
@@ -66,7 +81,7 @@ class WaitOver:
     ask: Ask
 
 
-Signal = LegSignal | YourTurn | WaitOver
+Signal = LegSignal | YourTurn | WaitOver | MoveTimer
 
 
 class Coordinator:
@@ -85,6 +100,9 @@ class Coordinator:
             for i in range(request.n)
         ]
         self._tally = Tally(request, self._answers, kitchen.metrics, kitchen.stopwatch)
+        self._num_starts = 0
+        """Numbers the attempts; moves are numbered too, but they are nobody's second try."""
+        self.moves = Moves(self._begin_move, self._tally.moved, self._mailbox.put, kitchen.config.link)
         self._attempts: dict[Attempt, RequestAttempt] = {}
         self._asks: dict[Attempt, Ask] = {}
         """Which ask an attempt came from: if it is refused, the ask keeps its rank."""
@@ -163,6 +181,8 @@ class Coordinator:
             case WaitOver(ask):
                 if ask in self._waiting:
                     raise waited_too_long(ask, self._kitchen.fleet.snapshot(), self._tally.waited_s)
+            case MoveTimer():
+                self.moves.on_timer(signal)
             case Arrival() | Lost():
                 attempt = self._attempts.get(signal.attempt)
                 if attempt is not None:
@@ -220,45 +240,68 @@ class Coordinator:
 
     def _begin(self, ask: Ask, placement: Placement, num_blocks: int) -> bool:
         """False when a chosen worker has left in this moment."""
-        number = Attempt(self._tally.num_attempts)
-        attempt = self._new_attempt(self._plan(ask, number, num_blocks), placement)
+        attempt = self._new_attempt(self._plan(ask.choices, num_blocks, replay=ask.replay), placement)
         if attempt is None:
             return False
-        self._attempts[number], self._asks[number] = attempt, ask
+        self._attempts[attempt.number], self._asks[attempt.number] = attempt, ask
         for choice in ask.choices:
             self._answers[choice].num_attempts += 1
         self._tally.placed(placement)
         attempt.begin()
         return True
 
-    def _plan(self, ask: Ask, number: Attempt, num_blocks: int) -> Plan:
-        log = self._answers[ask.choices[0]].log
-        request = self._request
+    def _plan(self, choices: tuple[Choice, ...], num_blocks: int, *, replay: bool) -> Plan:
+        log = self._answers[choices[0]].log
+        request, number = self._request, Attempt(self._num_starts)
+        self._num_starts += 1
         start = Start(
             request_id=request.request_id,
             attempt=number,
-            choices=ask.choices,
+            choices=choices,
             token_ids=(*request.prompt_ids, *log.ids),
             num_prompt=len(request.prompt_ids),
             sampling=request.sampling,
             leg=Leg.LOCAL,
             cache_salt=cache_salt(request.tenant),
             priority=request.priority,
-            replay=ask.replay,
+            replay=replay,
             timeout_ms=self._timeout_ms(),
         )
         num_prefill_blocks = blocks_for(start.num_tokens, self._kitchen.config.engine.block_size)
         return Plan(start, self._mailbox.put, self._timeout_ms, num_blocks, num_prefill_blocks)
 
-    def _new_attempt(self, plan: Plan, placement: Placement) -> RequestAttempt | None:
+    def _begin_move(self, choice: Choice, source: Source, avoid: frozenset[WorkerId]) -> MoveAttempt | None:
+        """Not begun yet. None: there is no room elsewhere now, or not enough left to move for."""
+        snapshot = targets(source.record, avoid, self._kitchen.fleet.snapshot())
+        log, sampling = self._answers[choice].log, self._request.sampling
+        need = Need(len(self._request.prompt_ids) + log.next_index, 1, sampling.max_tokens - log.next_index)
+        if need.num_remaining < MIN_TO_MOVE or not snapshot.workers:
+            return None
+        wanted = placement_request(
+            need, snapshot, self._kitchen.config, self._hashes, frozenset(), False, source.record.numerics
+        )
+        placement = self._kitchen.place(wanted, snapshot, self._hints, self._kitchen.config.placement)
+        decode = placement.decode if placement is not None else None
+        link = self._kitchen.fleet.link(decode.worker_id) if decode is not None else None
+        if link is None:
+            return None
+        plan = self._plan((choice,), wanted.num_blocks, replay=True)
+        move = MoveAttempt(plan, self, self.moves, link, source, self._transfer_id(plan.start))
+        self._attempts[move.number] = move
+        return move
+
+    @staticmethod
+    def _transfer_id(start: Start) -> TransferId:
+        return TransferId(f"{start.request_id}.{start.attempt}.{uuid.uuid4().hex[:12]}")
+
+    def _new_attempt(self, plan: Plan, placement: Placement) -> LocalAttempt | RelayAttempt | None:
         link = self._kitchen.fleet.link
         prefill = link(placement.prefill.worker_id) if placement.prefill is not None else None
         decode = link(placement.decode.worker_id) if placement.decode is not None else None
         if placement.mode is Mode.RELAY and placement.decode is not None:
             if prefill is None or decode is None:
                 return None
-            transfer_id = TransferId(f"{plan.start.request_id}.{plan.start.attempt}.{uuid.uuid4().hex[:12]}")
-            return RelayAttempt(plan, self, prefill, decode, transfer_id)
+            return RelayAttempt(plan, self, prefill, decode, self._transfer_id(plan.start))
         alone = prefill if placement.mode is Mode.RELAY else decode
         return LocalAttempt(plan, self, alone) if alone is not None else None
 
@@ -273,12 +316,15 @@ class Coordinator:
         for output in answer.accept(first_index, tokens):
             self._emit(output)
         self._tally.tokens(choice, answer.log.next_index - before)
+        if answer.is_done:
+            self.moves.drop(choice)
         return not answer.is_done
 
     def cached(self, num_tokens: int) -> None:
         self._tally.cached(num_tokens)
 
     def finish(self, choice: Choice, reason: FinishReason) -> None:
+        self.moves.drop(choice)
         for output in self._answers[choice].finish(reason):
             self._emit(output)
 
@@ -300,6 +346,8 @@ class Coordinator:
             self._ask_again(choices)
 
     def lost(self, choices: Sequence[Choice], loss: Loss) -> None:
+        for choice in choices:
+            self.moves.drop(choice)
         answers = [self._answers[choice] for choice in choices]
         if loss.is_nobodys_fault:
             for answer in answers:
@@ -327,6 +375,7 @@ class Coordinator:
     # The end.
 
     def _release(self) -> None:
+        self.moves.close()
         for attempt in self._attempts.values():
             attempt.cancel()
         self._attempts.clear()

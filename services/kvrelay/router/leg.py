@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
-from kvrelay.core.ids import Choice, WorkerId
-from kvrelay.core.request import Start
+from kvrelay.core.handoff import Handoff
+from kvrelay.core.ids import Attempt, Choice, WorkerId
+from kvrelay.core.placement import WorkerRecord
+from kvrelay.core.request import Migrate, Start
 from kvrelay.router.link_port import Deliver, LinkPort
 
 
@@ -20,12 +22,20 @@ class WorkerLeg:
         self._link = link
 
     @property
+    def record(self) -> WorkerRecord:
+        return self._link.record
+
+    @property
     def worker_id(self) -> WorkerId:
         return self._link.record.worker_id
 
     def begin(self, deliver: Deliver, num_blocks: int) -> None:
         self.open = set(self.start.choices)
         self._link.start(self.start, deliver, num_blocks)
+
+    def migrate(self, choice: Choice, to_attempt: Attempt, num_tokens: int, handoff: Handoff) -> None:
+        if choice in self.open:
+            self._link.migrate(Migrate(self.start.key(choice), to_attempt, num_tokens, handoff))
 
     def ended(self, choice: Choice) -> None:
         """The worker has said its last word about this choice."""

@@ -18,7 +18,7 @@ from kvrelay.core.events import Event
 from kvrelay.core.handoff import Receiver
 from kvrelay.core.ids import Attempt, Choice, RequestId, WorkerId
 from kvrelay.core.placement import Snapshot, WorkerRecord
-from kvrelay.core.request import Start
+from kvrelay.core.request import Migrate, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,10 @@ class LinkPort(Protocol):
 
     def cancel(self, request_id: RequestId, attempt: Attempt, choices: tuple[Choice, ...] = ()) -> None:
         """Tell the worker. Without choices the whole leg goes, and nothing more of it is delivered."""
+        ...
+
+    def migrate(self, migrate: Migrate) -> None:
+        """Tell the worker where to push a choice that it wants to be rid of."""
         ...
 
     def forget(self, request_id: RequestId, attempt: Attempt) -> None:

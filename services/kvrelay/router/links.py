@@ -23,7 +23,7 @@ from kvrelay.core.errors import BadRequest, KvrelayError
 from kvrelay.core.handoff import PROTOCOL_VERSION
 from kvrelay.core.ids import Attempt, Choice, RequestId
 from kvrelay.core.placement import Load, WorkerRecord, WorkerView
-from kvrelay.core.request import Leg, Start
+from kvrelay.core.request import Leg, Migrate, Start
 from kvrelay.pb import worker_pb2 as pb
 from kvrelay.pb import worker_pb2_grpc
 from kvrelay.router.link_port import Arrival, Deliver, Lost
@@ -31,7 +31,7 @@ from kvrelay.router.pending import Pending
 from kvrelay.rpc.channel import open_channel
 from kvrelay.rpc.events import event_from_pb, receivers_of
 from kvrelay.rpc.records import load_from_pb, record_from_pb
-from kvrelay.rpc.starts import cancel_to_pb, start_to_pb
+from kvrelay.rpc.starts import cancel_to_pb, migrate_to_pb, start_to_pb
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +147,10 @@ class WorkerLink:
             self.forget(request_id, attempt)
         if self.is_up:
             self._outbox.put(pb.RouterMessage(cancel=cancel_to_pb(request_id, attempt, choices)))
+
+    def migrate(self, migrate: Migrate) -> None:
+        if self.is_up:
+            self._outbox.put(pb.RouterMessage(migrate=migrate_to_pb(migrate)))
 
     def forget(self, request_id: RequestId, attempt: Attempt) -> None:
         self._legs.pop((request_id, attempt), None)

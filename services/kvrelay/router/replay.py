@@ -4,13 +4,14 @@
         └▶ the same choice with a longer prompt, placed again, inside the deadline and `max_attempts`
 
 Refusals are no losses: the request keeps its place in the queue and no attempt is counted. Nor is one for a choice
-that was preempted: a full pool does that again and again to the newest stream, and each time it has come further.
+that was preempted: a full pool does that again and again to the newest stream, and each time it has come further. Nor
+for one with which a worker that goes down had not begun.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvrelay.core.errors import Broken, DeadlineExceeded, Unavailable
 from kvrelay.core.events import REPLAYABLE, Failed, FailReason
@@ -23,14 +24,14 @@ class Loss:
     """Why an attempt was lost, and which workers are better avoided by the next one."""
 
     reason: str
-    """A label: "link", "engine", "transfer", "preempted", "protocol"."""
+    """A label: "link", "engine", "transfer", "preempted", "draining", "protocol"."""
     message: str
     workers: tuple[WorkerId, ...]
 
     @property
     def is_nobodys_fault(self) -> bool:
         """It costs no attempt."""
-        return self.reason == FailReason.PREEMPTED.value
+        return self.reason in (FailReason.PREEMPTED.value, FailReason.DRAINING.value)
 
 
 def loss_of(failed: Failed, *workers: WorkerId) -> Loss:
@@ -40,8 +41,8 @@ def loss_of(failed: Failed, *workers: WorkerId) -> Loss:
     if failed.reason is FailReason.DEADLINE:
         raise DeadlineExceeded(f"the deadline passed while a worker was busy with the request: {failed.message}")
     reason = failed.reason.value if failed.reason in REPLAYABLE else FailReason.ENGINE.value
-    at_fault = () if failed.reason is FailReason.PREEMPTED else workers
-    return Loss(reason, failed.message, at_fault)
+    loss = Loss(reason, failed.message, workers)
+    return replace(loss, workers=()) if loss.is_nobodys_fault else loss
 
 
 def check_attempts(answers: Iterable[Answer], max_attempts: int, loss: Loss) -> None:

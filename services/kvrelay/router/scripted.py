@@ -3,6 +3,7 @@
     LOCAL    ─prefill_s─▶ FirstToken ─step_s─▶ Tokens … Finished
     RECEIVE  ─reserve_s─▶ Reserved … Committed ─step_s─▶ Tokens … Finished
     SEND     ─prefill_s─▶ FirstToken ─transfer_s─▶ (the receiver commits) Finished(handed_off)
+    leave()  Leaving … Migrate ─transfer_s─▶ (the receiver commits) Finished(handed_off), or Stayed
 
 The next token is a pure function of the tokens so far, so every worker continues every request alike and
 `expected_ids` tells what an undisturbed run gives. Misfortunes are played by `die`, `refusals`, `failures`.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,9 +26,11 @@ from kvrelay.core.events import (
     Finished,
     FinishReason,
     FirstToken,
+    Leaving,
     Refused,
     RefuseReason,
     Reserved,
+    Stayed,
     Token,
     Tokens,
 )
@@ -34,7 +38,7 @@ from kvrelay.core.handoff import KvIdentity, KvShard, Receiver
 from kvrelay.core.ids import Attempt, Choice, Incarnation, RequestId, TokenId, WorkerId
 from kvrelay.core.kv import blocks_for
 from kvrelay.core.placement import Load, Role, Snapshot, WorkerRecord, WorkerView
-from kvrelay.core.request import Leg, SamplingParams, Start
+from kvrelay.core.request import Leg, Migrate, SamplingParams, Start
 from kvrelay.router.link_port import Arrival, Deliver, LinkPort, Lost
 
 IDENTITY = KvIdentity("scripted", "none", "letters", 2, 2, 16, 16)
@@ -113,8 +117,8 @@ class ScriptedWorker:
         self.starts: list[Start] = []
         self.cancels: list[CancelCall] = []
         self.legs: dict[tuple[RequestId, Attempt], ScriptedLeg] = {}
-        self.under_way: dict[asyncio.TimerHandle, ScriptedLeg] = {}
-        """Events on a slow line, and whose they are."""
+        self.under_way: deque[tuple[Arrival, ScriptedLeg]] = deque()
+        """Events on a slow line, and whose they are. They arrive in order."""
         self._record = WorkerRecord(
             worker_id, Incarnation(f"{worker_id}-1"), role, "nowhere:1", "nowhere:2", "scripted", IDENTITY, SHARD,
             num_blocks=64, max_context=512,
@@ -150,17 +154,32 @@ class ScriptedWorker:
         if leg is not None:
             leg.drop(choices or tuple(leg.open))
 
+    def migrate(self, migrate: Migrate) -> None:
+        key = migrate.key
+        leg = self.legs.get((key.request_id, key.attempt))
+        if leg is not None and key.choice in leg.open:
+            leg.move(key.choice, migrate)
+
+    def leave(self) -> None:
+        """It goes down: everything that runs here would rather run elsewhere."""
+        self.draining = True
+        for leg in list(self.legs.values()):
+            leg.ask_to_leave()
+
     def forget(self, request_id: RequestId, attempt: Attempt) -> None:
         leg = self.legs.get((request_id, attempt))
         if leg is not None:
             leg.forgotten = True
 
+    def hand_over_next(self) -> None:
+        if self.under_way:
+            arrival, leg = self.under_way.popleft()
+            leg.hand_over(arrival)
+
     def die(self) -> None:
         """The stream ends; everything it carried is gone."""
         self.up = False
-        legs = {*self.legs.values(), *self.under_way.values()}
-        for handle in self.under_way:
-            handle.cancel()
+        legs = {*self.legs.values(), *(leg for _, leg in self.under_way)}
         self.under_way.clear()
         for leg in sorted(legs, key=lambda leg: (leg.start.request_id, leg.start.attempt)):
             leg.end_now()
@@ -185,6 +204,7 @@ class ScriptedLeg:
         self.task: asyncio.Task[None] | None = None
         self._deliver = deliver
         self._committed = asyncio.Event()
+        self._moving: dict[Choice, asyncio.Task[None]] = {}
         self._history = {choice: list(start.token_ids) for choice in start.choices}
 
     async def play(self) -> None:
@@ -227,6 +247,38 @@ class ScriptedLeg:
                 continue
             index = self._append(choice, tokens[choice])
             self._emit(Committed(self.start.key(choice), index, (tokens[choice],)))
+        self._committed.set()
+
+    def ask_to_leave(self) -> None:
+        for choice in self.open:
+            if len(self._history[choice]) > self.start.num_prompt and self.start.leg is not Leg.SEND:
+                self._emit(Leaving(self.start.key(choice)))
+
+    def move(self, choice: Choice, migrate: Migrate) -> None:
+        self._moving[choice] = asyncio.get_running_loop().create_task(self._move(choice, migrate))
+
+    async def _move(self, choice: Choice, migrate: Migrate) -> None:
+        """Draws on while the push lasts, and is frozen only for the commit."""
+        await asyncio.sleep(self.worker.transfer_s)
+        transfer_id = migrate.handoff.transfer_id
+        receiver = self.worker.fleet.waiting_pushes.pop(transfer_id, None)
+        del self._moving[choice]
+        if choice not in self.open:
+            return
+        if self.worker.break_pushes > 0 or receiver is None or not receiver.open:
+            self.worker.break_pushes = max(0, self.worker.break_pushes - 1)
+            if receiver is not None:
+                receiver.push_broke()
+            self._emit(Stayed(self.start.key(choice), transfer_id, "the push broke"))
+            return
+        since = tuple(self._token(token_id) for token_id in self._history[choice][migrate.num_tokens :])
+        receiver.moved_in(choice, since)
+        self._end(Finished(self.start.key(choice), FinishReason.HANDED_OFF))
+
+    def moved_in(self, choice: Choice, since: tuple[Token, ...]) -> None:
+        first_index = len(self._history[choice]) - self.start.num_prompt
+        self._history[choice].extend(token.token_id for token in since)
+        self._emit(Committed(self.start.key(choice), first_index, since))
         self._committed.set()
 
     def push_broke(self) -> None:
@@ -285,8 +337,10 @@ class ScriptedLeg:
         if failure is not None:
             self._end(Failed(self.start.key(choice), failure, "told to"))
             return None
+        return self._token(self.worker.next_token(self._history[choice], self.start.sampling, choice, index))
+
+    def _token(self, token_id: TokenId) -> Token:
         sampling = self.start.sampling
-        token_id = self.worker.next_token(self._history[choice], sampling, choice, index)
         if sampling.logprobs is None:
             return Token(token_id)
         top = tuple((TokenId(token_id + rank), -0.5 - rank) for rank in range(sampling.logprobs))
@@ -317,17 +371,12 @@ class ScriptedLeg:
     def _emit(self, event: Event, receivers: tuple[Receiver, ...] = ()) -> None:
         arrival = Arrival(self.worker.record.worker_id, event, receivers)
         if self.worker.line_s:
-            loop = asyncio.get_running_loop()
-            handle: asyncio.TimerHandle = loop.call_later(
-                self.worker.line_s, lambda: self._hand_over(arrival, handle)
-            )
-            self.worker.under_way[handle] = self
+            self.worker.under_way.append((arrival, self))
+            asyncio.get_running_loop().call_later(self.worker.line_s, self.worker.hand_over_next)
         else:
-            self._hand_over(arrival)
+            self.hand_over(arrival)
 
-    def _hand_over(self, arrival: Arrival, handle: asyncio.TimerHandle | None = None) -> None:
-        if handle is not None:
-            del self.worker.under_way[handle]
+    def hand_over(self, arrival: Arrival) -> None:
         if not self.forgotten:
             self._deliver(arrival)
 
@@ -337,8 +386,9 @@ class ScriptedLeg:
             waiting = self.worker.fleet.waiting_pushes
             if waiting.get(self._transfer_id) is self:
                 del waiting[self._transfer_id]
-        if self.task is not None and self.task is not asyncio.current_task():
-            self.task.cancel()
+        for task in (self.task, *self._moving.values()):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
         self.worker.fleet.changed()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvrelay.core.ids import Choice
 from kvrelay.core.output import GenerateRequest, Summary
@@ -53,6 +54,12 @@ class Tally:
         if before and self.numerics != before and self._last_emit:
             self._metrics.went_on_inexactly()
         self._metrics.request_placed(placement.mode.value, self.waited_s)
+
+    def moved(self, decode: WorkerRecord) -> None:
+        """The choice runs on there: no attempt, and the session's next turn had better go there too."""
+        if self._placement is not None:
+            self._placement = replace(self._placement, decode=decode)
+        self._metrics.request_moved()
 
     def cached(self, num_tokens: int) -> None:
         """Only the first attempt's count is the client's: a replay finds what the request itself left behind."""
