@@ -2,7 +2,8 @@
 
 Every decode cell (batch, context) runs `steps` steps; the medians are reported. Two columns compare with the machine:
 
-    weight_read_fraction   weight bytes per step ÷ (step at almost no context) ÷ read bandwidth
+    weight_read_fraction   weight bytes per step ÷ (step at almost no context) ÷ how fast as many bytes are read again
+                           and again: weights that fit a cache partly stay in it from step to step
     kv_read_fraction       KV bytes per step ÷ (step − step at almost no context) ÷ read bandwidth
 
 The difference of two steps is the time that attention takes for its KV. Where it is below 3 % of the step it is lost
@@ -23,12 +24,14 @@ from kvrelay.core.progress import Progress
 from kvrelay.engine.spec import EngineSpec
 from kvrelay.model.load import LoadedModel, load
 from kvrelay.model.obtain import obtain
-from kvrelay.model.spec import DecoderSpec
 from kvrelay_loadtest.engine_load import StepTime, Yard
-from kvrelay_loadtest.machine import Machine, best_of, measure_machine
+from kvrelay_loadtest.machine import Machine, best_of, measure_machine, read_gbps
 from kvrelay_loadtest.provenance import caption, provenance
 from kvrelay_loadtest.show import note, print_table
 from kvrelay_loadtest.stats import median
+from kvrelay_loadtest.timeline import WARM_STEPS as TIMELINE_WARM_STEPS
+from kvrelay_loadtest.timeline import print_timeline, run_timeline
+from kvrelay_loadtest.weight_bytes import weight_bytes
 
 BASE_CONTEXT = 16
 """One block: as little attention as there can be."""
@@ -36,8 +39,7 @@ WARM_STEPS = 3
 MIN_STEPS = 8
 RESOLVABLE = 0.03
 NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-WEIGHT_BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "int8": 1.0, "int4": 20 / 32}
-"""Per parameter; int4 is Q4_1: 16 bytes of nibbles and two halves per 32 values."""
+FORMATS = ("auto", "f32", "bf16", "f16", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class EngineBench:
     """Cells that need more are left out, and named."""
     cell_s: float = 20.0
     """A cell that takes longer is cut short, but never below 8 steps."""
+    timeline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,19 @@ class Cell:
     python_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One weight format."""
+
+    weights: str
+    kernels: str
+    bytes: int
+    """That a step reads, as packed."""
+    read_gbps: float
+    layout: KvLayout
+    cells: list[Cell]
+
+
 def run_engine_bench(bench: EngineBench, progress: Progress) -> dict[str, Any]:
     """The JSON document. Raises ConfigError for what cannot work."""
     check_weights(bench.weights)
@@ -73,30 +89,39 @@ def run_engine_bench(bench: EngineBench, progress: Progress) -> dict[str, Any]:
     directory = obtain(bench.model, progress)
     settings = engine_settings(bench)
     before = measure_machine(threads=bench.threads)
-    measured: list[tuple[str, LoadedModel, list[Cell]]] = []
+    measured: list[Measured] = []
     prefill: list[dict[str, Any]] = []
     skipped: list[str] = []
+    timelines: dict[str, Any] = {}
     for weights in bench.weights:
         loaded = load(directory, model_settings(bench, weights), settings, threads=bench.threads, progress=progress)
         _touch(loaded)
         name = NAMES.get(loaded.dtype, loaded.dtype) if weights == "auto" else weights
-        measured.append((name, loaded, _decode_cells(bench, loaded, settings, progress, skipped)))
+        size = weight_bytes(loaded.weights)
+        cells = _decode_cells(bench, loaded, settings, progress, skipped)
+        measured.append(Measured(name, loaded.kernels, size, read_gbps(size), loaded.layout, cells))
         prefill += _prefill_rows(bench, name, loaded, settings, progress)
+        if bench.timeline:
+            timelines[name] = run_timeline(loaded, settings, _spec(loaded), max(bench.batches), bench.steps)
     machine = best_of(before, measure_machine(threads=bench.threads))
     rows = [
-        _row(name, cell, cells, loaded, machine)
-        for name, loaded, cells in measured
-        for cell in cells
-        if cell.context != BASE_CONTEXT
+        _row(one, cell, machine) for one in measured for cell in one.cells if cell.context != BASE_CONTEXT
     ]
-    return {**asdict(machine), "rows": rows, "prefill": prefill, "meta": meta | {"skipped": skipped}}
+    formats = [
+        {"weights": one.weights, "kernels": one.kernels, "bytes": one.bytes, "read_gbps": _again_gbps(one, machine)}
+        for one in measured
+    ]
+    return {
+        **asdict(machine), "rows": rows, "prefill": prefill, "formats": formats, "timelines": timelines,
+        "meta": meta | {"skipped": skipped},
+    }  # fmt: skip
 
 
 def check_weights(names: Sequence[str]) -> None:
     """Raises ConfigError for a format nobody has heard of."""
-    unknown = [name for name in names if name != "auto" and name not in WEIGHT_BYTES]
+    unknown = [name for name in names if name not in FORMATS]
     if unknown or not names:
-        raise ConfigError(f"no weight format {', '.join(unknown)}; known: auto, {', '.join(WEIGHT_BYTES)}")
+        raise ConfigError(f"no weight format {', '.join(unknown)}; known: {', '.join(FORMATS)}")
 
 
 def model_settings(bench: EngineBench, weights: str) -> ModelSettings:
@@ -115,21 +140,12 @@ def engine_settings(bench: EngineBench) -> EngineSettings:
     )  # fmt: skip
 
 
-def weight_bytes(spec: DecoderSpec, name: str) -> float:
-    """What a decode step must read: every linear layer and the head once. Norms and embedding rows are left out."""
-    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    layer = spec.hidden * heads + spec.num_heads * spec.head_dim * spec.hidden + 3 * spec.hidden * spec.ffn
-    each = WEIGHT_BYTES.get(name, 2.0)
-    head = max(each, 34 / 32) if name == "int4" else each  # a GGUF keeps the head in Q8_0
-    return spec.num_layers * layer * each + spec.vocab * spec.hidden * head
-
-
 def kv_bytes(layout: KvLayout, batch: int, context: int) -> float:
     return float(batch * context * layout.token_bytes)
 
 
 def _num_tokens(bench: EngineBench) -> int:
-    return bench.steps + WARM_STEPS + 1
+    return bench.steps + max(WARM_STEPS, TIMELINE_WARM_STEPS) + 1
 
 
 def _spec(loaded: LoadedModel) -> EngineSpec:
@@ -179,19 +195,23 @@ def _decode_cell(bench: EngineBench, yard: Yard, batch: int, context: int) -> Ce
     return Cell(batch, context, median([t.total_s for t in times]), median([t.python_s for t in times]))
 
 
-def _row(name: str, cell: Cell, cells: Sequence[Cell], loaded: LoadedModel, machine: Machine) -> dict[str, Any]:
-    base = next(other for other in cells if other.batch == cell.batch and other.context == BASE_CONTEXT)
+def _again_gbps(one: Measured, machine: Machine) -> float:
+    return max(one.read_gbps, machine.read_gbps)
+
+
+def _row(one: Measured, cell: Cell, machine: Machine) -> dict[str, Any]:
+    base = next(other for other in one.cells if other.batch == cell.batch and other.context == BASE_CONTEXT)
     attention_s = cell.step_s - base.step_s
-    read_kv = kv_bytes(loaded.layout, cell.batch, cell.context - BASE_CONTEXT)
+    read_kv = kv_bytes(one.layout, cell.batch, cell.context - BASE_CONTEXT)
     is_resolved = attention_s > RESOLVABLE * cell.step_s
     return {
-        "weights": name,
+        "weights": one.weights,
         "batch": cell.batch,
         "context": cell.context,
         "tokens_per_s": cell.batch / cell.step_s,
         "step_ms": cell.step_s * 1e3,
         "python_ms": cell.python_s * 1e3,
-        "weight_read_fraction": weight_bytes(loaded.spec, name) / base.step_s / 1e9 / machine.read_gbps,
+        "weight_read_fraction": one.bytes / base.step_s / 1e9 / _again_gbps(one, machine),
         "kv_read_fraction": read_kv / attention_s / 1e9 / machine.read_gbps if is_resolved else None,
     }
 
@@ -216,6 +236,9 @@ def _prefill_rows(
 
 def print_engine_bench(document: dict[str, Any]) -> None:
     note(f"read {document['read_gbps']:.1f} GB/s, bf16 GEMM {document['gemm_gflops']:.0f} GFLOP/s")
+    for one in document["formats"]:
+        again = f"as many, again and again, come at {one['read_gbps']:.1f} GB/s"
+        note(f"{one['weights']} by {one['kernels']}: {one['bytes'] / 1e6:.0f} MB per step; {again}")
     columns = (
         "weights", "batch", "context", "tokens_per_s", "step_ms", "python_ms", "weight_read_fraction",
         "kv_read_fraction",
@@ -225,6 +248,8 @@ def print_engine_bench(document: dict[str, Any]) -> None:
     print_table("decode", headings, rows, caption(document["meta"]))
     names = ("weights", "tokens", "tokens_per_s")
     print_table("prefill", ("weights", "tokens", "tokens/s"), [[r[n] for n in names] for r in document["prefill"]])
+    for timeline in document["timelines"].values():
+        print_timeline(timeline)
     for line in document["meta"]["skipped"]:
         note(f"left out: {line}")
 

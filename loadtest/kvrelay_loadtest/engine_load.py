@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvrelay.core.batch import Runner, StepPlan, StepResult
-from kvrelay.core.clock import SystemClock
+from kvrelay.core.clock import Clock, SystemClock
 from kvrelay.core.config import EngineSettings
 from kvrelay.core.events import Event, Failed, Finished, Refused, Token
 from kvrelay.core.handoff import ChoiceTokens, Commit
 from kvrelay.core.ids import Attempt, Choice, RequestId, TokenId, TransferId
 from kvrelay.core.placement import Load
-from kvrelay.core.ports import Expected, Outgoing
+from kvrelay.core.ports import EngineOutbox, Expected, Outgoing
 from kvrelay.core.request import Leg, SamplingParams, Start
 from kvrelay.engine.engine import Engine
 from kvrelay.engine.spec import EngineSpec
@@ -71,6 +71,7 @@ class LandingTransfer:
 class CountingOutbox:
     """`EngineOutbox` that keeps what went wrong and how many sequences ended."""
 
+    then: EngineOutbox | None = None
     num_finished: int = 0
     problem: str = ""
 
@@ -80,6 +81,8 @@ class CountingOutbox:
                 self.num_finished += 1
             elif isinstance(event, Failed | Refused):
                 self.problem = f"{event.reason.value}: {event.message}"
+        if self.then is not None:
+            self.then.on_step(events, load)
 
     def on_death(self, error: BaseException) -> None:
         self.problem = repr(error)
@@ -100,14 +103,18 @@ class StepTime:
 class Yard:
     """One engine, stepped by hand."""
 
-    def __init__(self, settings: EngineSettings, spec: EngineSpec, runner: Runner, *, seed: int = 0) -> None:
+    def __init__(
+        self, settings: EngineSettings, spec: EngineSpec, runner: Runner, *, seed: int = 0,
+        outbox: EngineOutbox | None = None, clock: Clock | None = None,
+    ) -> None:
+        """`outbox` gets every step's events too."""
         self._transfer = LandingTransfer()
-        self._outbox = CountingOutbox()
+        self._outbox = CountingOutbox(outbox)
         self._runner = TimedRunner(runner)
         self._random = random.Random(seed)
         self._vocab = spec.vocab_size
         self._lengths: dict[TransferId, int] = {}
-        self.engine = Engine(settings, spec, self._runner, self._transfer, self._outbox, SystemClock())
+        self.engine = Engine(settings, spec, self._runner, self._transfer, self._outbox, clock or SystemClock())
 
     def decode(self, batch: int, context: int, num_tokens: int) -> None:
         """`batch` sequences of `context` tokens, KV and all, ready to draw `num_tokens` more."""

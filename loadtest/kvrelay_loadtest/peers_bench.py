@@ -52,6 +52,8 @@ class Engine:
     command: list[str]
     model: str
     version: str = ""
+    kernels: str = ""
+    """What computes, where the engine tells."""
     absent: str = ""
     """Why it took no part, or no longer; empty if it did."""
     process: RunnerProcess | None = None
@@ -113,6 +115,7 @@ def _load(bench: PeersBench, engines: Sequence[Engine], stack: ExitStack, progre
                 "load", LOAD_S, model=engine.model, threads=bench.threads, max_batch=max(bench.batches)
             )
             engine.version = answer.get("version", engine.version)
+            engine.kernels = answer.get("kernels", "")
             engine.call("decode", MEASURE_S, batch=1, prompt=bench.prompt, tokens=16, seed=1)
         progress.advance(1)
     progress.done()
@@ -163,6 +166,7 @@ def _as_json(engine: Engine) -> dict[str, Any]:
         "name": engine.name,
         "weights": engine.weights,
         "version": engine.version,
+        "kernels": engine.kernels or None,
         "absent": engine.absent or None,
         **{work: {str(size): median(found) for size, found in _samples(engine, work).items()}
            for work in ("decode", "prefill")},
@@ -185,5 +189,7 @@ def print_peers_bench(document: dict[str, Any]) -> None:
     ]
     print_table("tokens/s (decode: by batch; prefill: by prompt)", headings, rows, caption(document["meta"]))
     for engine in document["engines"]:
+        if engine["kernels"]:
+            note(f"{engine['name']} on {engine['weights']}: {engine['kernels']}")
         if engine["absent"]:
             note(f"absent: {engine['name']} on {engine['weights']}: {engine['absent']}")

@@ -39,9 +39,10 @@ from kvrelay_loadtest.targets import open_target
 TTFT_FACTOR, ITL_FACTOR, SHARE_OF_BEST = 5.0, 2.0, 0.7
 TIMEOUT_S = 120.0
 UNLOADED_SEED, FINAL_SEED = 1_000_000, 2_000_000
-COLUMNS = (
-    "offered_rps", "goodput_rps", "met_share", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "errors",
-)  # fmt: skip
+COLUMNS = {
+    "offered_rps": "asked/s", "goodput_rps": "good/s", "met_share": "met", "ttft_p50_ms": "TTFT p50",
+    "ttft_p99_ms": "p99", "itl_p50_ms": "ITL p50", "itl_p99_ms": "p99", "errors": "errors",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +144,10 @@ def _second_pass(
 
     def second(name: str, running: Running) -> None:
         asyncio.run(_unloaded(replace(bench, probes=1), running.url))
+        before = _placements(running)
         systems[name] = _run_at(final, running, rate, name, found.objectives, seed=FINAL_SEED)
-        if running.metrics_url:
-            systems[name]["placements"] = placements(httpx.get(running.metrics_url, trust_env=False).text)
+        after = _placements(running)
+        systems[name]["placements"] = {mode: count - before.get(mode, 0.0) for mode, count in after.items()}
 
     progress.start(f"second pass: {rate:.2f} requests/s", len(bench.systems))
     for name in bench.systems:
@@ -153,6 +155,13 @@ def _second_pass(
         progress.advance(1)
     progress.done()
     return systems
+
+
+def _placements(running: Running) -> dict[str, float]:
+    """By mode, so far; none for systems that are not ours."""
+    if not running.metrics_url:
+        return {}
+    return placements(httpx.get(running.metrics_url, trust_env=False, timeout=TIMEOUT_S).text)
 
 
 def objectives_of(unloaded: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -239,7 +248,7 @@ def print_relay_bench(document: dict[str, Any]) -> None:
         ("second pass: 70 % of the best goodput rate", list(there.items())),
     ):
         rows = [(name, *(point[column] for column in COLUMNS)) for name, point in points]
-        print_table(title, ("system", *COLUMNS), rows, caption(document["meta"]))
+        print_table(title, ("system", *COLUMNS.values()), rows, caption(document["meta"]))
     busy = [(name, role, share) for name, point in there.items() for role, share in point["cores"].items()]
     print_table("cores in use during the second pass", ("system", "process", "cores"), busy)
     for name, point in document["systems"].items():

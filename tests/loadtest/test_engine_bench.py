@@ -5,19 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvrelay.core.batch import StepPlan, StepResult
-from kvrelay.core.config import EngineSettings
+from kvrelay.core.config import EngineSettings, ModelSettings
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.kv import KvLayout
 from kvrelay.core.progress import NullProgress
 from kvrelay.engine.fakes import FakeRunner
 from kvrelay.engine.spec import EngineSpec
-from kvrelay.model.spec import read_spec
+from kvrelay.model.load import load
+from kvrelay_kernels.dispatch import ops_for
+from kvrelay_kernels.linear.quantised import QuantisedWeight
 from kvrelay_loadtest import engine_bench
-from kvrelay_loadtest.engine_bench import EngineBench, check_weights, kv_bytes, run_engine_bench, weight_bytes
+from kvrelay_loadtest.engine_bench import EngineBench, check_weights, kv_bytes, run_engine_bench
 from kvrelay_loadtest.engine_load import EngineFailed, Yard
 from kvrelay_loadtest.machine import Machine, best_of, measure_machine
+from kvrelay_loadtest.weight_bytes import tensors_of, weight_bytes
 from tests.support.tiny import write_model_t
 
 SPEC = EngineSpec(64, 16, 512, frozenset({257}), "fingerprint", "float32", 256)
@@ -30,7 +34,11 @@ def test_the_document_has_a_row_for_every_cell_that_fits(tmp_path: Path, monkeyp
         model=str(write_model_t(tmp_path)), dtype="float32", batches=(1, 3), contexts=(48, 4096), prefill_tokens=(32,),
         steps=8, repeats=1, threads=1, kv_memory="1MiB",
     )  # fmt: skip
+    monkeypatch.setattr(engine_bench, "read_gbps", lambda num_bytes: 2.0)  # less than from memory: it does not count
     document = run_engine_bench(bench, NullProgress())
+    [form] = document["formats"]
+    assert (form["weights"], form["kernels"], form["read_gbps"]) == ("f32", ops_for(torch.device("cpu")).name, 11.0)
+    assert form["bytes"] > 0
     assert [(row["batch"], row["context"]) for row in document["rows"]] == [(1, 48), (3, 48)]
     for row in document["rows"]:
         assert row["tokens_per_s"] == pytest.approx(row["batch"] / row["step_ms"] * 1e3)
@@ -56,11 +64,16 @@ def test_a_refused_sequence_voids_the_measurement() -> None:
         yard.decode(batch=1, context=5000, num_tokens=1)
 
 
-def test_weight_bytes_are_those_of_the_matrices(tmp_path: Path) -> None:
-    spec = read_spec(write_model_t(tmp_path))
+def test_weight_bytes_are_those_of_the_packed_matrices(tmp_path: Path) -> None:
+    model = load(write_model_t(tmp_path), ModelSettings(dtype="bfloat16"), EngineSettings(num_blocks=4))
     layer = 64 * (4 + 2 * 2) * 16 + 4 * 16 * 64 + 3 * 64 * 128
-    assert weight_bytes(spec, "bf16") == 2 * (2 * layer + 320 * 64)
-    assert weight_bytes(spec, "int4") < weight_bytes(spec, "int8") < weight_bytes(spec, "bf16")
+    assert weight_bytes(model.weights) == 2 * (2 * layer + 320 * 64)
+
+
+def test_codes_scales_and_offsets_of_a_packed_weight_all_count() -> None:
+    codes, scales = torch.zeros(8, 32, dtype=torch.uint8), torch.zeros(8, 2, dtype=torch.float16)
+    weight = QuantisedWeight(codes, scales, scales, bits=4, group=16)
+    assert [tensor.nbytes for tensor in tensors_of((weight, 3, [codes]))] == [256, 32, 32, 256]
 
 
 def test_kv_bytes_count_every_layer_key_and_value() -> None:

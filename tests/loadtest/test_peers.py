@@ -18,7 +18,7 @@ RUNNER = """
 from lines import serve
 def load(model, threads, max_batch):
     print("noise that a library prints")
-    return {"version": "1." + model}
+    return {"version": "1." + model, "kernels": "by hand"}
 def decode(batch, prompt, tokens, seed):
     if batch > 8:
         raise SystemExit("no room for this batch")
@@ -39,13 +39,20 @@ def command(tmp_path: Path) -> list[str]:
 
 def test_a_runner_answers_line_by_line_whatever_is_printed(command: list[str]) -> None:
     with RunnerProcess(command) as runner:
-        assert runner.call("load", 20, model="2", threads=1, max_batch=1) == {"ok": True, "version": "1.2"}
+        answer = runner.call("load", 20, model="2", threads=1, max_batch=1)
+        assert answer == {"ok": True, "version": "1.2", "kernels": "by hand"}
         assert runner.call("prefill", 20, tokens=5, seed=0)["seconds"] == 2.0
 
 
 def test_a_runner_that_dies_says_its_last_word(command: list[str]) -> None:
     with RunnerProcess(command) as runner, pytest.raises(RunnerFailed, match="no room for this batch"):
         runner.call("decode", 20, batch=9, prompt=1, tokens=1, seed=0)
+
+
+def test_a_runner_that_crashes_is_told_from_one_that_gave_up() -> None:
+    command = [sys.executable, "-c", "import os, signal; input(); os.kill(os.getpid(), signal.SIGILL)"]
+    with RunnerProcess(command) as runner, pytest.raises(RunnerFailed, match="SIGILL"):
+        runner.call("load", 20)
 
 
 def test_a_runner_that_hangs_is_left() -> None:
@@ -64,7 +71,7 @@ def test_an_engine_that_fails_is_absent_from_there_on(command: list[str]) -> Non
         for batch in bench.batches:
             _decode_turn(bench, [engine], batch, turn=0)
         _prefill_turn([engine], 512, turn=0)
-    assert engine.version == "1.m"
+    assert (engine.version, engine.kernels) == ("1.m", "by hand")
     assert engine.decode == {1: [1.0]}
     assert engine.absent == "decode: no room for this batch"
     assert engine.prefill == {}

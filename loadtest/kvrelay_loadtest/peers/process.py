@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import selectors
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -70,7 +71,9 @@ class RunnerProcess:
         return self._process
 
     def _last_word(self) -> str:
-        self._running().wait(QUIT_S)
+        status = self._running().wait(QUIT_S)
+        if status < 0:
+            return f"it was ended by {signal.Signals(-status).name}"
         if self._errors is None:
             return "it died"
         self._errors.seek(0)

@@ -29,6 +29,7 @@ def engine(
     threads: Threads = 0,
     kv_memory: Annotated[str, typer.Option(help="Rows that need more KV are left out.")] = "6GiB",
     cell_s: Annotated[float, typer.Option(min=0.1, max=600, help="Longest time for a decode row.")] = 20.0,
+    timeline: Annotated[bool, typer.Option("--timeline", help="Also the phases of one step.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Decode step and prefill of our engine alone: scheduler and sampling included, no network."""
@@ -38,7 +39,7 @@ def engine(
 
     bench = EngineBench(
         model, tuple(weights.split(",")), dtype, _numbers(batches), _numbers(contexts), _numbers(prefill), steps,
-        repeats, threads, kv_memory, cell_s,
+        repeats, threads, kv_memory, cell_s, timeline,
     )  # fmt: skip
     document = run_engine_bench(bench, Bars())
     print_json(document) if as_json else print_engine_bench(document)

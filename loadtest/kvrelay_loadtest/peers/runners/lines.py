@@ -1,6 +1,6 @@
 """The runner's side of the protocol: one JSON object per line, in on stdin, out on stdout.
 
-    {"op": "load", ...}     → {"ok": true, "version": "..."}
+    {"op": "load", ...}     → {"ok": true, "version": "...", "kernels": "..."}
     {"op": "decode", "batch", "prompt", "tokens", "seed"}  → {"ok": true, "steps_s": [...]}   steps that decode only
     {"op": "prefill", "tokens", "seed"}                    → {"ok": true, "seconds": ...}     prompt in, first token out
     {"op": "quit"}

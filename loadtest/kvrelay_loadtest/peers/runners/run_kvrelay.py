@@ -12,6 +12,7 @@ from kvrelay.core.progress import NullProgress
 from kvrelay.engine.spec import EngineSpec
 from kvrelay.model.load import load
 from kvrelay_loadtest.engine_load import Yard
+from kvrelay_loadtest.weight_bytes import weight_bytes
 
 MAX_TOKENS = 1024
 """Of one decode measurement."""
@@ -31,7 +32,8 @@ class Ours:
             loaded.num_blocks, loaded.layout.block_size, loaded.max_context, loaded.eos_token_ids,
             loaded.identity.fingerprint(), loaded.dtype, loaded.num_tokens,
         )  # fmt: skip
-        return {"version": version("kvrelay")}
+        megabytes = weight_bytes(loaded.weights) / 1e6
+        return {"version": version("kvrelay"), "kernels": f"{loaded.kernels}, {megabytes:.0f} MB of weights"}
 
     def decode(self, batch: int, prompt: int, tokens: int, seed: int) -> dict[str, Any]:
         yard = self._yard(seed)
