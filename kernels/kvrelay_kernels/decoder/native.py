@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvrelay_kernels.linear.native import PackedWeight
+from kvrelay_kernels.linear.quantised import QuantisedWeight
 from kvrelay_kernels.native.library import (
     ELEMENT_TYPES,
     BatchStruct,
@@ -19,6 +20,7 @@ from kvrelay_kernels.native.library import (
     Library,
     MatrixStruct,
     StepStruct,
+    TableStruct,
     address,
     byref,
     threads,
@@ -51,7 +53,8 @@ class LayerParts:
 @dataclass(frozen=True, slots=True)
 class DecoderParts:
     layers: Sequence[LayerParts]
-    embedding: Tensor
+    embedding: Tensor | QuantisedWeight
+    """[vocab, hidden]; codes are looked up as they are."""
     final_norm: Tensor
     head: LinearParts
     cos: Tensor
@@ -104,10 +107,20 @@ class NativeDecoder:
             ffn=parts.layers[0].down.weight.num_inputs, heads=parts.num_heads, kv_heads=kv_heads,
             head_dim=head_dim, block_size=block_size, block_stride=cache.stride(0), vocab=self._vocab,
             eps=parts.eps, scale=parts.scale, kv_type=ELEMENT_TYPES[cache.dtype],
-            embedding_type=ELEMENT_TYPES[parts.embedding.dtype], layers=layers,
-            embedding=parts.embedding.data_ptr(), final_norm=self._wide(parts.final_norm),
+            layers=layers, embedding=self._table(parts.embedding), final_norm=self._wide(parts.final_norm),
             cos=self._wide(parts.cos), sin=self._wide(parts.sin), head=self._matrix(parts.head),
         )
+
+    def _table(self, weight: Tensor | QuantisedWeight) -> TableStruct:
+        if isinstance(weight, Tensor):
+            kept = weight.contiguous()
+            self._kept.append(kept)
+            size = weight.shape[1]
+            return TableStruct(kept.data_ptr(), None, None, size, size, ELEMENT_TYPES[weight.dtype])
+        codes = weight.codes.contiguous()
+        self._kept.append(codes)
+        scales, offsets = self._wide(weight.scales), self._wide(weight.offsets)
+        return TableStruct(codes.data_ptr(), scales, offsets, weight.shape[1], weight.group)
 
     def _layer(self, layer: LayerParts) -> LayerStruct:
         return LayerStruct(

@@ -14,6 +14,7 @@
 #include "../rms_norm/rms_norm.h"
 #include "../rotary/rotary.h"
 #include "../silu_and_mul/silu_and_mul.h"
+#include "table.h"
 
 namespace kvrelay {
 
@@ -98,8 +99,7 @@ class DecoderStep {
     const Share rows = share(step_.num_tokens, index);
     for (int64_t row = rows.begin; row < rows.end; row++)
       each(model_.hidden, [&](int64_t i, int lanes) KVR_HOT {
-        const int64_t from = step_.token_ids[row] * model_.hidden + i;
-        store_n(residual(row) + i, load_at(model_.embedding, model_.embedding_type, from, lanes), lanes);
+        store_n(residual(row) + i, look_up(model_.embedding, step_.token_ids[row], i, lanes), lanes);
       });
   }
 

@@ -18,6 +18,16 @@ struct Matrix {
   int32_t per_row, has_offsets, wide_scales;  // one scale per row, not per 32 k; float32 scales, not float16
 };
 
+/// Rows that are looked up, of `size` numbers of `type`; or, with `scales`, of codes of a byte, each `group` of which has
+/// one scale and perhaps one offset: w = scale · code + offset.
+struct Table {
+  const void* data;
+  const float* scales;   // [rows, size / group], or null
+  const float* offsets;  // likewise
+  int64_t size, group;
+  int32_t type;
+};
+
 /// One layer's paged cache: [blocks, 2, kv_heads, block_size, head_dim], blocks `block_stride` elements apart.
 struct Cache {
   void* data;
@@ -54,9 +64,9 @@ struct Layer {
 struct Decoder {
   int64_t num_layers, hidden, ffn, heads, kv_heads, head_dim, block_size, block_stride, vocab;
   float eps, scale;
-  int32_t kv_type, embedding_type;
+  int32_t kv_type;
   const Layer* layers;
-  const void* embedding;
+  Table embedding;
   const float* final_norm;
   const float* cos;  // [positions, head_dim], both halves written out, like sin, whose first half is negated
   const float* sin;

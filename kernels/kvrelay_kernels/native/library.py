@@ -30,6 +30,13 @@ class MatrixStruct(Structure):
     ]
 
 
+class TableStruct(Structure):
+    _fields_ = [
+        ("data", c_void_p), ("scales", c_void_p), ("offsets", c_void_p), ("size", c_int64), ("group", c_int64),
+        ("type", c_int32),
+    ]
+
+
 class CacheStruct(Structure):
     _fields_ = [
         ("data", c_void_p), ("block_stride", c_int64),
@@ -60,8 +67,8 @@ class DecoderStruct(Structure):
     _fields_ = [
         ("num_layers", c_int64), ("hidden", c_int64), ("ffn", c_int64), ("heads", c_int64), ("kv_heads", c_int64),
         ("head_dim", c_int64), ("block_size", c_int64), ("block_stride", c_int64), ("vocab", c_int64),
-        ("eps", c_float), ("scale", c_float), ("kv_type", c_int32), ("embedding_type", c_int32),
-        ("layers", POINTER(LayerStruct)), ("embedding", c_void_p), ("final_norm", c_void_p),
+        ("eps", c_float), ("scale", c_float), ("kv_type", c_int32),
+        ("layers", POINTER(LayerStruct)), ("embedding", TableStruct), ("final_norm", c_void_p),
         ("cos", c_void_p), ("sin", c_void_p), ("head", MatrixStruct),
     ]
 
@@ -153,5 +160,6 @@ def threads() -> int:
 
 __all__ = [
     "ELEMENT_TYPES", "BatchStruct", "CacheStruct", "DecoderStruct", "LayerStruct", "Library", "MatrixStruct",
-    "RowsStruct", "StepStruct", "address", "best_library", "byref", "cache_struct", "load_set", "rows", "threads",
+    "RowsStruct", "StepStruct", "TableStruct", "address", "best_library", "byref", "cache_struct", "load_set", "rows",
+    "threads",
 ]
