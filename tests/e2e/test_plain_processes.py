@@ -219,3 +219,31 @@ async def test_kill_9_of_prefill_with_a_long_prompt(tmp_path: Path) -> None:
         assert await running == undisturbed
         assert stream.summary.num_attempts == 2
         await processes.assert_workers_are_empty()
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+async def test_sigterm_of_a_worker_that_serves(tmp_path: Path, role: str) -> None:
+    async with relay(tmp_path) as processes:
+        if role == "prefill":
+            processes.launch_worker("prefill-b", "prefill")
+            await processes.wait_ready("prefill-b")
+        prompts = [[*PROMPT, 65 + index] for index in range(8)]
+        undisturbed = await asyncio.gather(*(Stream(processes, prompt, 200).run() for prompt in prompts))
+        leaver = "prefill" if role == "prefill" else await processes.holder("decode-a", "decode-b")
+        streams = [Stream(processes, prompt, 200) for prompt in prompts]
+        at = 0 if role == "prefill" else 10
+        first = streams[0].run(at=at, then=lambda: processes.running[leaver].send_signal(signal.SIGTERM))
+        answers = await asyncio.gather(first, *(stream.run() for stream in streams[1:]))
+        assert answers == undisturbed
+        assert await asyncio.to_thread(processes.running.pop(leaver).wait, 30) == 0
+        await processes.assert_workers_are_empty()
+
+
+async def test_sigterm_of_the_router_lets_streams_finish(tmp_path: Path) -> None:
+    async with relay(tmp_path) as processes:
+        undisturbed = await Stream(processes, PROMPT, 200).run()
+        stream = Stream(processes, PROMPT, 200)
+        router = processes.running["router"]
+        assert await stream.run(at=10, then=lambda: router.send_signal(signal.SIGTERM)) == undisturbed
+        assert await asyncio.to_thread(processes.running.pop("router").wait, 30) == 0
+        await processes.assert_workers_are_empty()
