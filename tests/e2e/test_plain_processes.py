@@ -224,9 +224,6 @@ async def test_kill_9_of_prefill_with_a_long_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 async def test_sigterm_of_a_worker_that_serves(tmp_path: Path, role: str) -> None:
     async with relay(tmp_path) as processes:
-        if role == "prefill":
-            processes.launch_worker("prefill-b", "prefill")
-            await processes.wait_ready("prefill-b")
         prompts = [[*PROMPT, 65 + index] for index in range(8)]
         undisturbed = await asyncio.gather(*(Stream(processes, prompt, 200).run() for prompt in prompts))
         leaver = "prefill" if role == "prefill" else await processes.holder("decode-a", "decode-b")
