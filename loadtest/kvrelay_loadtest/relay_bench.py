@@ -51,7 +51,7 @@ class RelayBench:
     """Requests per second of the first run of the first system; the next begins where the last one ended."""
     tries: int = 3
     """Runs per system in the first pass."""
-    seconds: float = 30.0
+    seconds: float = 25.0
     """Of arrivals in each of them."""
     final_seconds: float = 60.0
     probes: int = 5

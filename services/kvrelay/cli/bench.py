@@ -160,7 +160,7 @@ def relay(
     quick: Annotated[bool, typer.Option("--quick", help="Three minutes: does it work?")] = False,
     start_rate: Annotated[float, typer.Option(min=0.02, max=100, help="Requests/s of the first run.")] = 0.5,
     tries: Annotated[int, typer.Option(min=1, max=20, help="Runs per system to find its goodput rate.")] = 3,
-    seconds: Annotated[float, typer.Option(min=5, max=600, help="Of arrivals in each of them.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=5, max=600, help="Of arrivals in each of them.")] = 25.0,
     final_seconds: Annotated[float, typer.Option(min=5, max=600, help="Of arrivals in the second pass.")] = 60.0,
     trace: Annotated[str, typer.Option(help="azure, mooncake, or a file.")] = "azure",
     min_input: Annotated[int, typer.Option(min=0)] = 1000,
