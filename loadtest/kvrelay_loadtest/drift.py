@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -55,14 +56,17 @@ class Drift:
 
 
 def windows_of(texts: Iterable[Sequence[int]], size: int, most: int) -> list[list[int]]:
-    """Token ids of texts, cut into windows of `size`, none across two texts; `most` tokens in all."""
+    """Token ids of texts, cut into windows of `size`, none across two texts; `most` tokens in all.
+
+    The first windows of all texts go before the second ones: a short sample is a bit of everything.
+    """
     windows: list[list[int]] = []
-    for ids in texts:
-        for begin in range(0, len(ids), size):
-            window = list(ids[begin : begin + min(size, most)])
-            most -= len(window)
-            if len(window) >= SHORTEST:
-                windows.append(window)
+    cut = [[ids[begin : begin + size] for begin in range(0, len(ids), size)] for ids in texts]
+    for window in (each for turn in zip_longest(*cut, fillvalue=()) for each in turn):
+        kept = list(window[:most])
+        if len(kept) >= SHORTEST:
+            windows.append(kept)
+            most -= len(kept)
     return windows
 
 
