@@ -7,7 +7,7 @@ ARGS   ?=
 PEERS  ?=
 PYTEST_ARGS ?=
 
-.PHONY: help up test lint proto install peers clean
+.PHONY: help up test soak lint proto install peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ up: install ## start the cluster and stream one answer; ONCE="PROMPT" answers it
 
 test: install lint ## lint, then the whole suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: install ## ten thousand clients that leave at random moments; nothing of them may be left
+	@SOAK_ABORTS=$(or $(ABORTS),10000) $(BIN)/python -m pytest -q --show-capture=no tests/stories/test_leaving_early.py
 
 lint: install ## ruff, mypy strict, import-linter
 	@$(BIN)/ruff check services kernels loadtest tests

@@ -94,7 +94,8 @@ class TownWorker:
 
     @property
     def is_idle(self) -> bool:
-        return not self.plant.engine.work.by_key and self.plant.desk.is_empty
+        work = self.plant.engine.work
+        return not (work.by_key or len(work.sendings) or len(work.reservations)) and self.plant.desk.is_empty
 
     def view(self) -> WorkerView:
         return WorkerView(self._record, self._load, self.up)
@@ -248,7 +249,7 @@ class Town(Table):
 
     async def until(self, happened: Any, patience_s: float = 60.0) -> None:
         deadline = self.loop.time() + patience_s
-        while not happened():  # noqa: ASYNC110  (virtual time)
+        while not happened():
             assert self.loop.time() < deadline, "waited in vain"
             await asyncio.sleep(STEP_S)
 
