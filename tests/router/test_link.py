@@ -61,7 +61,7 @@ Story = Callable[[Line, WorkerLink], Coroutine[Any, Any, None]]
 def play(monkeypatch: pytest.MonkeyPatch, story: Story) -> None:
     async def played() -> None:
         line = Line()
-        monkeypatch.setattr(links, "open_channel", lambda address: line)
+        monkeypatch.setattr(links, "open_channel", lambda address, tls: line)
         link = WorkerLink("nowhere:1", "router", SETTINGS, Owner())
         async with asyncio.TaskGroup() as group:
             running = group.create_task(link.run())

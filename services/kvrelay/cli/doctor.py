@@ -32,7 +32,7 @@ EXAMPLES: tuple[str, ...] = ()
 
 
 def command(config: options.ConfigFile = None) -> None:
-    """Check Python, packages, processor, memory, ports, Redis and HAProxy."""
+    """Check Python, packages, processor, memory, ports, Redis, HAProxy and certificates."""
     settings = cluster_config(config)
     findings = [finding for check in CHECKS for finding in check(settings)]
     _print(findings)
@@ -124,8 +124,21 @@ def check_haproxy(_: Config) -> list[Finding]:
     return [Finding("haproxy", "ok", "found")]
 
 
+def check_security(settings: Config) -> list[Finding]:
+    from kvrelay.rpc.tls import open_tls
+
+    try:
+        tls = open_tls(settings.security)
+    except ConfigError as error:
+        return [Finding("security", "failed", str(error))]
+    if tls is None:
+        return [Finding("security", "ok", "plain text between processes; for TLS set ca, certificate and key")]
+    return [Finding("security", "ok", f"the certificate is of the cluster and names {tls.name}")]
+
+
 CHECKS: tuple[Callable[[Config], list[Finding]], ...] = (
     check_python, check_packages, check_processor, check_memory, check_files, check_ports, check_redis, check_haproxy,
+    check_security,
 )  # fmt: skip
 
 

@@ -125,6 +125,20 @@ class PlacementSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    """TLS between routers and workers and between workers; without the three files, plain text."""
+
+    ca: str = ""
+    """PEM file: the authority whose certificates belong to the cluster; one that signs for this cluster alone."""
+    certificate: str = ""
+    """PEM file, the chain of this process. Good for both ends of a connection."""
+    key: str = ""
+    """PEM file, not encrypted."""
+    name: str = "kvrelay"
+    """DNS name in every certificate of the cluster; addresses need not be, since processes move."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSettings:
     prefill: int = 1
     decode: int = 1
@@ -140,6 +154,7 @@ class Config:
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
 
 

@@ -32,6 +32,7 @@ from kvrelay.rpc.channel import open_channel
 from kvrelay.rpc.events import event_from_pb, receivers_of
 from kvrelay.rpc.records import load_from_pb, record_from_pb
 from kvrelay.rpc.starts import cancel_to_pb, migrate_to_pb, start_to_pb
+from kvrelay.rpc.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,8 @@ class WorkerLink:
     """Implements LinkPort. `run` is its one task; everything happens on the router's loop."""
 
     def __init__(
-        self, address: str, router_id: str, settings: LinkSettings, owner: LinkOwner, *, give_up_s: float | None = None
+        self, address: str, router_id: str, settings: LinkSettings, owner: LinkOwner, *, give_up_s: float | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """`router_id` names this link: the worker ends an older stream of the same name. `give_up_s`: how long it may
         be down before `run` returns; None: for ever."""
@@ -97,6 +99,7 @@ class WorkerLink:
         self._settings = settings
         self._owner = owner
         self._give_up_s = give_up_s
+        self._tls = tls
         self._record: WorkerRecord | None = None
         self._load = Load()
         self._pending = Pending()
@@ -174,7 +177,7 @@ class WorkerLink:
 
     async def _attach(self) -> str:
         """Why the stream ended."""
-        channel = open_channel(self.address)
+        channel = open_channel(self.address, tls=self._tls)
         why = "this router let it go"
         tasks: list[asyncio.Task[str]] = []
         try:

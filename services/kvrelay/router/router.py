@@ -28,6 +28,7 @@ from kvrelay.router.fleet import Fleet
 from kvrelay.router.front import ModelCard, Readiness
 from kvrelay.router.session import SessionBook
 from kvrelay.router.warmup import SMALLEST, WarmUp
+from kvrelay.rpc.tls import open_tls
 from kvrelay.text.output import OutputText
 from kvrelay.text.tokenizer import Tokenizer
 
@@ -42,7 +43,10 @@ class Router:
         metrics: RouterMetrics | None = None, unix_time: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`stopwatch` is not the loop's time: uvloop's counts whole milliseconds and stands still within a turn."""
+        """`stopwatch` is not the loop's time: uvloop's counts whole milliseconds and stands still within a turn.
+
+        Raises ConfigError for certificates that cannot work.
+        """
         self._config = config
         self._tokenizer = tokenizer
         self._static_workers = tuple(static_workers)
@@ -52,7 +56,9 @@ class Router:
         self._room = WaitingRoom()
         self._admission = Admission(config.router.max_inflight)
         self._sessions = SessionBook(registry)
-        self.fleet = Fleet(registry, config.link, config.placement, self.metrics, self._fleet_changed)
+        self.fleet = Fleet(
+            registry, config.link, config.placement, self.metrics, self._fleet_changed, open_tls(config.security)
+        )
         self._kitchen = Kitchen(
             config, self.fleet, self._room, self._sessions, self.metrics, place,
             lambda request: OutputText(tokenizer, request.stop, request.sampling.min_tokens),

@@ -1,7 +1,7 @@
 """The gRPC pipe: `KvTransfer.Push` on both ends.
 
-One channel per receiver address, shared by its Pushes and kept for the next one; the least recently used idle
-channel goes when there are too many. Keepalive ends a call to a dead process within a few seconds.
+One channel per receiver address and set of certificates, shared by its Pushes and kept for the next one; the least
+recently used idle channel goes when there are too many. Keepalive ends a call to a dead process within a few seconds.
 """
 
 from __future__ import annotations
@@ -19,43 +19,47 @@ from kvrelay.pb import transfer_pb2 as pb
 from kvrelay.pb import transfer_pb2_grpc as pb_grpc
 from kvrelay.rpc.channel import open_channel
 from kvrelay.rpc.frames import Frame, frame_from_pb, frame_to_pb
+from kvrelay.rpc.tls import Tls
 from kvrelay.transfer.pipes import Accept, PushCall
 from kvrelay.transfer.words import PipeBroken, PushAnswer, PushFailed
 
 MAX_FRAME_BYTES = 4 * MAX_SLAB_BYTES
 """A slab and its header, or a commit with the tokens and top logprobs of many choices."""
 MAX_CHANNELS = 64
+Line = tuple[str, int]
+"""Address, and the generation of certificates that the channel was opened with."""
 
 
 class GrpcPipe:
     """Belongs to one event loop; owns its channels."""
 
-    def __init__(self) -> None:
-        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
-        self._num_calls: dict[str, int] = {}
+    def __init__(self, tls: Tls | None = None) -> None:
+        self._tls = tls
+        self._channels: OrderedDict[Line, grpc.aio.Channel] = OrderedDict()
+        self._num_calls: dict[Line, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def connect(self, receiver: Receiver) -> PushCall:
-        address = receiver.address
-        call = pb_grpc.KvTransferStub(self._channel(address)).Push()  # type: ignore[no-untyped-call]
-        self._num_calls[address] = self._num_calls.get(address, 0) + 1
-        call.add_done_callback(lambda _: self._call_ended(address))
+        line = (receiver.address, 0 if self._tls is None else self._tls.generation)
+        call = pb_grpc.KvTransferStub(self._channel(line)).Push()  # type: ignore[no-untyped-call]
+        self._num_calls[line] = self._num_calls.get(line, 0) + 1
+        call.add_done_callback(lambda _: self._call_ended(line))
         return GrpcCall(call)
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), OrderedDict()
         await asyncio.gather(*(channel.close(None) for channel in channels), *self._closing)
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = open_channel(address, max_message_bytes=MAX_FRAME_BYTES)
-        self._channels.move_to_end(address)
-        return self._channels[address]
+    def _channel(self, line: Line) -> grpc.aio.Channel:
+        if line not in self._channels:
+            self._channels[line] = open_channel(line[0], max_message_bytes=MAX_FRAME_BYTES, tls=self._tls)
+        self._channels.move_to_end(line)
+        return self._channels[line]
 
-    def _call_ended(self, address: str) -> None:
-        self._num_calls[address] -= 1
-        if not self._num_calls[address]:
-            del self._num_calls[address]
+    def _call_ended(self, line: Line) -> None:
+        self._num_calls[line] -= 1
+        if not self._num_calls[line]:
+            del self._num_calls[line]
         idle = [known for known in self._channels if known not in self._num_calls]
         for known in idle[: max(0, len(self._channels) - MAX_CHANNELS)]:
             task = asyncio.get_running_loop().create_task(self._channels.pop(known).close(None))

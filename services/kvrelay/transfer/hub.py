@@ -21,6 +21,7 @@ from kvrelay.core.ids import Incarnation, TransferId, WorkerId
 from kvrelay.core.ports import EngineInbox, Expected, Outgoing
 from kvrelay.pb import transfer_pb2_grpc as pb_grpc
 from kvrelay.rpc.server import bind, new_server
+from kvrelay.rpc.tls import Tls
 from kvrelay.transfer.desk import STOPPING, TransferDesk
 from kvrelay.transfer.grpc_pipe import MAX_FRAME_BYTES, GrpcPipe, GrpcPushService
 from kvrelay.transfer.words import Home, TransferWatch, Unwatched
@@ -53,8 +54,10 @@ class TransferHub:
         worker_id: WorkerId,
         incarnation: Incarnation,
         watch: TransferWatch | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._settings = settings
+        self._tls = tls
         self._home = Home(worker_id, incarnation, identity, kv, watch or Unwatched())
         self._inbox: EngineInbox | None = None
         self._thread: threading.Thread | None = None
@@ -133,9 +136,9 @@ class TransferHub:
             self._started.set()
 
     async def _serve(self, host: str, port: int, inbox: EngineInbox) -> None:
-        desk = TransferDesk(self._settings, self._home, inbox, GrpcPipe())
+        desk = TransferDesk(self._settings, self._home, inbox, GrpcPipe(self._tls))
         server = self._new_server(desk)
-        self._address = f"{host}:{bind(server, host, port)}"
+        self._address = f"{host}:{bind(server, host, port, self._tls)}"
         await server.start()
         running = _Running(asyncio.get_running_loop(), desk, asyncio.Event())
         self._running = running

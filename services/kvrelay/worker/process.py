@@ -35,6 +35,7 @@ from kvrelay.observe.metrics import WorkerMetrics, serve_metrics
 from kvrelay.pb import worker_pb2_grpc
 from kvrelay.placement.open import open_registry
 from kvrelay.rpc.server import bind, new_server
+from kvrelay.rpc.tls import Tls, open_tls
 from kvrelay.transfer.hub import TransferHub
 from kvrelay.worker.attach import AttachService
 from kvrelay.worker.drain import drain
@@ -113,6 +114,7 @@ class WorkerProcess:
         """In the order of need; `owned` gives back in reverse."""
         settings = self._config.worker
         role = _role(settings.role)
+        tls = open_tls(self._config.security)
         worker_id = WorkerId(settings.worker_id or f"{role.value}-{secrets.token_hex(3)}")
         incarnation = Incarnation(secrets.token_hex(8))
         if settings.metrics_port:
@@ -122,12 +124,12 @@ class WorkerProcess:
         registry = open_registry(self._config.placement, SystemClock(), self.metrics)
         owned.push_async_callback(registry.close)
         self._hub = TransferHub(
-            self._config.transfer, model.identity, model.storage, worker_id, incarnation, self.metrics
+            self._config.transfer, model.identity, model.storage, worker_id, incarnation, self.metrics, tls
         )
         spec = self._build_engine()
         host = await asyncio.to_thread(advertised_host, settings.host)
         push_port = await self._start_hub(owned, settings.host)
-        server, port = self._listen(settings.host, settings.port)
+        server, port = self._listen(settings.host, settings.port, tls)
         self.record = WorkerRecord(
             worker_id=worker_id, incarnation=incarnation, role=role, address=f"{host}:{port}",
             push_address=f"{host}:{push_port}", model=model.served_name, identity=model.identity,
@@ -152,12 +154,12 @@ class WorkerProcess:
             raise ConfigError(f"{error}; choose an address of this machine with --host") from error
         return int(address.rpartition(":")[2])
 
-    def _listen(self, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    def _listen(self, host: str, port: int, tls: Tls | None) -> tuple[grpc.aio.Server, int]:
         """Takes the port. Nothing is answered before the server is started: the record must be known first."""
         server = new_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self._attach, server)  # type: ignore[no-untyped-call]
         try:
-            return server, bind(server, host, port)
+            return server, bind(server, host, port, tls)
         except OSError as error:
             raise ConfigError(f"{error}; choose another port with --port") from error
 
