@@ -228,7 +228,15 @@ def test_priority_goes_ahead_among_the_waiting() -> None:
         {"token_ids": [TokenId(-1)] * 10},
         {"choices": (Choice(0), Choice(1)), "num_prompt": 9},
         {"sampling": replace(GREEDY, max_tokens=0)},
-        {"sampling": replace(GREEDY, max_tokens=1), "num_prompt": 9},
+        {"sampling": replace(GREEDY, temperature=float("nan"))},
+        {"sampling": replace(GREEDY, temperature=-1.0)},
+        {"sampling": replace(GREEDY, top_p=float("inf"))},
+        {"sampling": replace(GREEDY, repetition_penalty=0.0)},
+        {"sampling": replace(GREEDY, frequency_penalty=float("nan"))},
+        {"sampling": replace(GREEDY, logprobs=21)},
+        {"sampling": replace(GREEDY, logit_bias=((TokenId(256), 1.0),))},
+        {"sampling": replace(GREEDY, logit_bias=((TokenId(-1), 1.0),))},
+        {"sampling": replace(GREEDY, logit_bias=((TokenId(1), float("nan")),))},
         {"leg": Leg.RECEIVE},
         {"leg": Leg.SEND},
     ],
@@ -305,4 +313,15 @@ def test_a_stop_token_that_did_not_count_ends_nothing_later_either() -> None:
         rig.run()
         assert len(rig.output(start)) > 1
         rig.assert_right(start)
+    rig.assert_empty()
+
+
+@pytest.mark.parametrize(("eos", "reason"), [((), FinishReason.LENGTH), ((7,), FinishReason.STOP)])
+@pytest.mark.parametrize("leg", Leg)
+def test_output_that_lacks_nothing_but_the_end(leg: Leg, eos: tuple[int, ...], reason: FinishReason) -> None:
+    rig = Rig(eos=eos, max_context=13)
+    output = [TokenId(1), TokenId(2), TokenId(7)]
+    start = rig.start([*prompt(10), *output], replace(GREEDY, max_tokens=3), leg=leg, num_prompt=10)
+    rig.engine.step()
+    assert rig.outbox.events == [Finished(start.key(Choice(0)), reason)]
     rig.assert_empty()

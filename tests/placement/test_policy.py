@@ -222,3 +222,22 @@ def test_an_excluded_decode_worker_only_if_all_are(snapshot: Snapshot, asks: Pla
     rest = tuple(item for item in snapshot.workers if item.record.worker_id not in asks.excluded)
     alone = place(asks, Snapshot(rest), hints, DEFAULTS)
     assert alone is None or alone.decode is None
+
+
+def test_a_promised_output_goes_to_a_worker_with_that_much_context() -> None:
+    short, long = view("d0", max_context=150), view("d1", max_context=1_000, num_free=100)
+    promised = request(100, reach=400)
+    assert placed(short, long, asks=promised) == "local d1"
+    assert placed(short, long, asks=request(100)) == "local d0", "nothing was promised"
+    assert placed(short, long, asks=request(100, reach=120)) == "local d0"
+    assert placed(short, asks=promised) == "local d0", "nobody has more"
+    full = view("d1", max_context=1_000, num_free=0)
+    assert placed(short, full, asks=promised) == "nobody", "it waits for room there"
+    failed = request(100, reach=400, excluded=frozenset({WorkerId("d1")}))
+    assert placed(short, long, asks=failed) == "local d0"
+
+
+def test_what_lacks_only_its_end_fits_where_not_one_more_token_would() -> None:
+    full = view("d0", max_context=100)
+    assert placed(full, asks=request(100, max_tokens=0)) == "local d0"
+    assert placed(full, asks=request(100, max_tokens=5)) == "nobody"

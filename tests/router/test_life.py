@@ -224,10 +224,32 @@ def test_a_caller_resumes_where_it_was() -> None:
 
 def test_a_caller_who_has_everything_gets_the_end() -> None:
     async def story() -> None:
-        table = Table(prefill=0, decode=0)
-        guest = await table.serve(replace(GREEDY, max_tokens=3), resume=words("abc"))
-        assert guest.ids() == ()
-        assert guest.finish().finish_reason == "length"
+        for eos, reason in ((None, "length"), (TokenId(ord("c")), "stop")):
+            table = Table(prefill=0)
+            table.worker("decode-0").eos = eos
+            guest = await table.serve(replace(GREEDY, max_tokens=3), resume=words("abc"))
+            assert guest.ids() == ()
+            assert guest.finish().finish_reason == reason
+            assert guest.summary.num_output_tokens == 3
+            await table.assert_empty()
+
+    run_virtual(story())
+
+
+def test_a_promised_length_goes_where_it_fits_though_others_have_more_room() -> None:
+    async def story() -> None:
+        table = Table(prefill=0, decode=2)
+        small, large = table.worker("decode-0"), table.worker("decode-1")
+        small.resize(num_blocks=64, max_context=40)
+        waiting = [table.seat(replace(GREEDY, max_tokens=30)) for _ in range(3)]
+        for guest in waiting:
+            await table.finish(guest)
+            assert guest.ids() == guest.expected()
+        assert (len(small.starts), len(large.starts)) == (0, 3)
+        await table.serve(replace(GREEDY, max_tokens=8))
+        await table.serve(replace(GREEDY, max_tokens=30), open_ended=True)
+        assert len(small.starts) == 2
+        await table.assert_empty()
 
     run_virtual(story())
 

@@ -372,3 +372,15 @@ async def test_a_taken_port_names_its_flag(house: Build) -> None:
         await other.start("127.0.0.1", port)
     await server.stop(0)
     await other.stop(0)
+
+
+async def test_a_request_waits_for_the_first_worker_to_come(house: Build) -> None:
+    whole = await house(0, 0, ready=False)
+    asking = asyncio.ensure_future(whole.generate([97, 98], max_tokens=4, temperature=0.0))
+    await until(lambda: whole.router.num_inflight == 1)
+    worker = await whole.worker(Role.DECODE)
+    assert worker.record is not None
+    await whole.registry.register(worker.record, Load())
+    deltas = [event.delta.tokens.ids for event in await asking if event.HasField("delta")]
+    assert [token for ids in deltas for token in ids] == expected_tokens([97, 98], 4)
+    await whole.assert_empty()

@@ -6,8 +6,9 @@ Each choice of each `Start` gets exactly one terminal event: `Finished`, `Failed
     RECEIVE  Reserved    Committed  Tokens*  Finished     (a choice that ended with its first token: Failed(cancelled))
     SEND     FirstToken  Finished(handed_off | stop | length)
 
-A Start whose output so far ends in a stop token is answered with Finished(stop) alone. A worker that goes down says
-`Leaving` of every choice that runs there; after a `Migrate` that choice ends as Finished(handed_off), or has `Stayed`.
+A Start whose output so far lacks nothing but the end is answered with Finished(stop | length) alone. A worker that
+goes down says `Leaving` of every choice that runs there; after a `Migrate` that choice ends as Finished(handed_off), or
+it has `Stayed`.
 """
 
 from __future__ import annotations

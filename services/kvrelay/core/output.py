@@ -27,6 +27,8 @@ class GenerateRequest:
     resume_chars: int | None = None
     """Characters of text this caller already has: with stop strings that is not a matter of whole tokens. None: all
     that `resume` gives."""
+    open_ended: bool = False
+    """The client gave no `max_tokens`: what it gets is whatever fits where it runs."""
     endpoint: str = "other"
     """Which door it came through: a metric's label ("chat", "completions", "grpc_generate", "grpc_chat")."""
 

@@ -128,6 +128,8 @@ class PlacementRequest:
     excluded: frozenset[WorkerId] = frozenset()
     """Workers that failed or refused this request; used again only when nobody else is left."""
     replay: bool = False
+    reach: int = 0
+    """Length of the whole sequence that the client was promised, in tokens; 0: whatever fits where it runs."""
     numerics: str = ""
     """The arithmetic that drew the tokens so far: others continue only when no worker of that kind is left."""
 

@@ -1,15 +1,18 @@
 """A `Start` comes in: it is refused, or over already, or it becomes a sequence that waits or holds a reservation.
 
-It is over when the output it brings along ends in a stop token: a caller who resumes may have everything but the end.
+It is over when the output it brings along ends in a stop token, or is as long as it may get: a caller who resumes, or
+a stream that is replayed, may lack nothing but the end.
 """
 
 from __future__ import annotations
+
+import math
 
 from kvrelay.core.config import EngineSettings
 from kvrelay.core.events import FailReason, Finished, FinishReason, Refused, RefuseReason
 from kvrelay.core.ids import Choice
 from kvrelay.core.ports import Refusal
-from kvrelay.core.request import Leg, SamplingParams, Start
+from kvrelay.core.request import MAX_LOGPROBS, Leg, SamplingParams, Start
 from kvrelay.engine.admission import Admission
 from kvrelay.engine.sequence import Sequence
 from kvrelay.engine.spec import EngineSpec
@@ -25,6 +28,29 @@ def leg_of(start: Start) -> Leg:
     return Leg.LOCAL if start.leg is Leg.SEND and is_last else start.leg
 
 
+def sampling_fault(sampling: SamplingParams, vocab_size: int) -> str:
+    """What a sampler could not draw with. A router has refused it long before; this is for one that has not."""
+    numbers = {
+        name: getattr(sampling, name)
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    }
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            return f"{name} is {value}"
+    for token_id, bias in sampling.logit_bias:
+        if not 0 <= token_id < vocab_size:
+            return f"logit_bias: {token_id} is not in [0, {vocab_size})"
+        if not math.isfinite(bias):
+            return f"logit_bias of {token_id} is {bias}"
+    if sampling.temperature < 0 or sampling.repetition_penalty <= 0:
+        return "temperature must not be below 0, repetition_penalty must be above it"
+    if sampling.max_tokens < 1:
+        return f"max_tokens is {sampling.max_tokens}"
+    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
+        return f"logprobs must be from 0 to {MAX_LOGPROBS}, found {sampling.logprobs}"
+    return ""
+
+
 class Intake:
     """Decides about a `Start` the moment the engine sees it."""
 
@@ -37,8 +63,10 @@ class Intake:
 
     def accept(self, start: Start, arrived_at: float) -> None:
         refusal = self._refusal(start)
-        if refusal is None and self._is_over(start):
-            self._work.tell(Finished(start.key(start.choices[0]), FinishReason.STOP))
+        end = self._end(start) if refusal is None else None
+        if end is not None:
+            for choice in start.choices:
+                self._work.tell(Finished(start.key(choice), end))
         elif refusal is None:
             seq = self._sequence(start, arrived_at)
             if seq.leg is Leg.RECEIVE and not start.replay:
@@ -57,9 +85,12 @@ class Intake:
         for seq in tuple(self._work.waiting):
             self._work.fail_all(seq, FailReason.DRAINING, "this worker takes no more work")
 
-    def _is_over(self, start: Start) -> bool:
-        last = start.next_index - 1
-        return last >= start.sampling.min_tokens and last >= 0 and start.token_ids[-1] in self._stops(start.sampling)
+    def _end(self, start: Start) -> FinishReason | None:
+        """Why there is nothing left to draw, if there is nothing."""
+        last, sampling = start.next_index - 1, start.sampling
+        if last >= sampling.min_tokens and last >= 0 and start.token_ids[-1] in self._stops(sampling):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if start.next_index >= sampling.max_tokens else None
 
     def _stops(self, sampling: SamplingParams) -> frozenset[int]:
         eos = frozenset[int]() if sampling.ignore_eos else self._spec.eos_token_ids
@@ -82,7 +113,7 @@ class Intake:
         if fault:
             return Refusal(RefuseReason.BAD_START, fault)
         misfit = self._admission.never_fits(start, leg_of(start))
-        if misfit:
+        if misfit and self._end(start) is None:
             return Refusal(RefuseReason.NEVER_FITS, misfit)
         if len(self._work.waiting) >= self._settings.max_waiting and not start.replay and start.leg is not Leg.RECEIVE:
             message = f"{self._settings.max_waiting} requests wait already"
@@ -99,12 +130,10 @@ class Intake:
             return f"num_prompt {start.num_prompt} of {start.num_tokens} tokens"
         if len(start.choices) > 1 and start.next_index > 0:
             return "choices that have output are started one by one"
-        if start.sampling.max_tokens <= start.next_index:
-            return f"max_tokens {start.sampling.max_tokens} leaves nothing to draw at index {start.next_index}"
         top = self._spec.vocab_size or 1 << 32
         if min(start.token_ids) < 0 or max(start.token_ids) >= top:
             return f"token ids must be in [0, {top})"
-        return self._transfer_fault(start)
+        return sampling_fault(start.sampling, top) or self._transfer_fault(start)
 
     def _transfer_fault(self, start: Start) -> str:
         leg, transfer_id = leg_of(start), start.transfer_id

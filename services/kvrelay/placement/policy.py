@@ -1,7 +1,8 @@
 """Which workers a request goes to: one pure function of what the router knows.
 
     candidates          attached, not draining, engine moving, the sequence fits its context
-      decode / mixed    and room for the request's blocks (a replay needs none: it was admitted once)
+      decode / mixed    and the whole output that was promised, if any worker has that much context,
+                        and room for the request's blocks (a replay needs none: it was admitted once)
       prefill           any; a queue is a cost, not an obstacle
     relay  pair         equal KvIdentity and equal numerics, always
     local  decode alone no prefill worker fits, or the prediction says so
@@ -78,7 +79,8 @@ def place(
         only = _prefill_only(prefills, usable, request, hints)
         if only is not None:
             return only
-    decodes = [_score_decode(view, request, hints) for view in usable if _can_hold(view, request)]
+    holders = [view for view in _within_reach(usable, request) if _can_hold(view, request)]
+    decodes = [_score_decode(view, request, hints) for view in holders]
     options = [_best_of_kind(group, prefills, request, settings) for group in _by_kind(decodes)]
     return min(options, key=lambda option: option[0])[1] if options else None
 
@@ -93,7 +95,17 @@ def _is_usable(view: WorkerView, request: PlacementRequest) -> bool:
         return False
     if load.engine_age_ms > max(STUCK_MS, STUCK_STEPS * load.step_ms):
         return False
-    return request.num_tokens + 1 <= view.record.max_context
+    return request.num_tokens + min(1, request.max_tokens) <= view.record.max_context
+
+
+def _within_reach(usable: list[WorkerView], request: PlacementRequest) -> list[WorkerView]:
+    """Those that can keep the promise, full or not; everybody where nobody can."""
+    able = [
+        view for view in usable
+        if view.record.role.can_decode and view.record.max_context >= request.reach
+        and not _is_last_resort(view, request)
+    ]  # fmt: skip
+    return able if request.reach and able else usable
 
 
 def _can_hold(view: WorkerView, request: PlacementRequest) -> bool:

@@ -40,6 +40,8 @@ class Need:
     num_choices: int
     num_remaining: int
     """Output tokens still wanted per choice."""
+    is_promised: bool = False
+    """The client has said how many; a worker with less context would end it early."""
 
     def num_blocks(self, block_size: int, growth_tokens: int) -> int:
         growth = blocks_for(min(growth_tokens, self.num_remaining), block_size)
@@ -61,6 +63,7 @@ def placement_request(
         hashes=hashes,
         excluded=excluded,
         replay=replay,
+        reach=need.num_tokens + need.num_remaining if need.is_promised else 0,
         numerics=numerics,
     )
 

@@ -152,11 +152,12 @@ class Coordinator:
         self._kitchen.sessions.remember(self._request, self._hints, self._tally.workers, self._answers[0].log.ids)
 
     def _answer_without_workers(self) -> bool:
-        """`max_tokens: 0`, or a resuming caller that has everything already."""
+        """`max_tokens: 0`, or a resuming caller whose text has met a stop string. Whether its last token was an end of
+        sequence only a worker can say."""
         for answer in self._answers:
             for output in answer.resume():
                 self._emit(output)
-            if not answer.is_done and answer.log.next_index >= self._request.sampling.max_tokens:
+            if self._request.sampling.max_tokens == 0:
                 for output in answer.finish(FinishReason.LENGTH):
                     self._emit(output)
         if not all(answer.is_done for answer in self._answers):
@@ -234,7 +235,8 @@ class Coordinator:
     def _need(self, ask: Ask) -> Need:
         next_index = self._answers[ask.choices[0]].log.next_index
         remaining = self._request.sampling.max_tokens - next_index
-        return Need(len(self._request.prompt_ids) + next_index, len(ask.choices), remaining)
+        num_tokens = len(self._request.prompt_ids) + next_index
+        return Need(num_tokens, len(ask.choices), remaining, not self._request.open_ended)
 
     # Attempts.
 
@@ -274,7 +276,8 @@ class Coordinator:
         """Not begun yet. None: there is no room elsewhere now, or not enough left to move for."""
         snapshot = targets(source.record, avoid, self._kitchen.fleet.snapshot())
         log, sampling = self._answers[choice].log, self._request.sampling
-        need = Need(len(self._request.prompt_ids) + log.next_index, 1, sampling.max_tokens - log.next_index)
+        num_remaining, is_promised = sampling.max_tokens - log.next_index, not self._request.open_ended
+        need = Need(len(self._request.prompt_ids) + log.next_index, 1, num_remaining, is_promised)
         if need.num_remaining < MIN_TO_MOVE or not snapshot.workers:
             return None
         wanted = placement_request(

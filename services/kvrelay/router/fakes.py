@@ -64,6 +64,9 @@ class FakeFront:
     def readiness(self) -> Readiness:
         return self.state
 
+    async def until_known(self) -> None:
+        """The card says what there is to know."""
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         self.requests.append(request)
         self.num_open += 1

@@ -38,6 +38,11 @@ class FrontDoor(Protocol):
 
     def readiness(self) -> Readiness: ...
 
+    async def until_known(self) -> None:
+        """Until a worker has told its context, for at most `max_waiting_s`: one may be coming. Before anything that
+        looks at `model_card().max_context`. Raises as `generate` does when there is no place to wait."""
+        ...
+
     def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Started, then Delta and ChoiceFinished per choice, then Summary.
 

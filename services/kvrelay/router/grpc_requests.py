@@ -128,6 +128,7 @@ def _request(
         priority=options.priority,
         timeout_s=timeout_s(call, front),
         resume=_resume(message, n, max_tokens, vocab_size),
+        open_ended=requested is None,
         resume_chars=message.resume_chars if message.HasField("resume_chars") else None,
         endpoint=endpoint,
     )

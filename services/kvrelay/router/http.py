@@ -78,6 +78,7 @@ class _Endpoint:
 
     async def _call(self, request: Request) -> Call:
         body = await read_body(request, self._front.settings.max_body_bytes)
+        await self._front.until_known()
         session_header = request.headers.get("x-session-id")
         if len(body) < LARGE_BODY_BYTES:
             return self._read(body, session_header)

@@ -73,6 +73,7 @@ def generate_request(
         session=options.session,
         priority=options.priority,
         timeout_s=front.settings.deadline_s,
+        open_ended=options.max_tokens is None,
         endpoint=endpoint,
     )
 

@@ -35,12 +35,14 @@ class InferenceService:
         self._front = front
 
     async def generate(self, message: pb.GenerateRequest, call: CallContext) -> AsyncGenerator[pb.GenerateEvent, None]:
+        await self._front.until_known()
         request = await from_generate(message, call, self._front)
         async with aclosing(self._events(request)) as events:
             async for event in events:
                 yield event
 
     async def chat(self, message: pb.ChatRequest, call: CallContext) -> AsyncGenerator[pb.GenerateEvent, None]:
+        await self._front.until_known()
         request = await from_chat(message, call, self._front)
         async with aclosing(self._events(request)) as events:
             async for event in events:

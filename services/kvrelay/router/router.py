@@ -66,6 +66,8 @@ class Router:
         )
         self._warm_up = WarmUp(self.generate, self._can_serve, TokenId(tokenizer.bos_id or 0))
         self._tasks: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()
+        """Something about the fleet has changed."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -100,10 +102,23 @@ class Router:
             return Readiness(False, f"no compatible pair and no decode worker among {', '.join(attached)}")
         return Readiness(self._warm_up.is_warm, "" if self._warm_up.is_warm else self._warm_up.why_not)
 
+    async def until_known(self) -> None:
+        if self.model_card().max_context:
+            return
+        self._enter()
+        try:
+            async with asyncio.timeout(self._config.router.max_waiting_s):
+                while not (self.model_card().max_context or self._admission.is_draining):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            log.warning("no worker came within %g s", self._config.router.max_waiting_s)
+        finally:
+            self._leave()
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Output, None]:
         """See `FrontDoor.generate`. Closing the generator ends the coordinator before it returns."""
-        self._admission.enter()
-        self._idle.clear()
+        self._enter()
         try:
             delivery = Delivery(self._config.router.max_delta_queue)
             task = self._spawn(Coordinator(request, self._kitchen, delivery).run(), f"request {request.request_id}")
@@ -114,9 +129,7 @@ class Router:
                 task.cancel()
                 await asyncio.wait([task])
         finally:
-            self._admission.leave()
-            if self._admission.num_inflight == 0:
-                self._idle.set()
+            self._leave()
 
     # Its life.
 
@@ -131,6 +144,7 @@ class Router:
     async def drain(self, grace_s: float) -> None:
         """Nobody new from now on; waits until those inside have finished, or the grace is over."""
         self._admission.drain()
+        self._news.set()
         try:
             async with asyncio.timeout(grace_s):
                 await self._idle.wait()
@@ -150,12 +164,22 @@ class Router:
             await asyncio.get_running_loop().run_in_executor(None, self._metrics_server.close)
             self._metrics_server = None
 
+    def _enter(self) -> None:
+        self._admission.enter()
+        self._idle.clear()
+
+    def _leave(self) -> None:
+        self._admission.leave()
+        if self._admission.num_inflight == 0:
+            self._idle.set()
+
     def _can_serve(self) -> bool:
         return place(SMALLEST, self.fleet.snapshot(), Hints(), self._config.placement) is not None
 
     def _fleet_changed(self) -> None:
         self._room.changed()
         self._warm_up.changed()
+        self._news.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)

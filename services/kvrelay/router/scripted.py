@@ -216,6 +216,9 @@ class ScriptedLeg:
         if self.start.next_index and self._is_stop(self.start.token_ids[-1], self.start.next_index - 1):
             self._end(Finished(self.start.key(self.open[0]), FinishReason.STOP))
             return
+        if self.start.next_index >= self.start.sampling.max_tokens:
+            self._end(Finished(self.start.key(self.open[0]), FinishReason.LENGTH))
+            return
         match self.start.leg:
             case Leg.LOCAL:
                 await self._first_tokens()
