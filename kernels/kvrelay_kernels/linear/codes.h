@@ -11,6 +11,7 @@
 //                float32             run = [half][k]                      number i: column i
 //   8 bits       run after run, a byte per number
 //   4 bits       8 runs share 16 words: a word holds number i of each, the first in its lowest bits
+//                with AMX 4 lines share 32 half words: one holds the number of a column and k of each
 #pragma once
 
 #include "panels.h"
@@ -24,7 +25,6 @@ constexpr bool kPairs = false;  // … are widened and meet float32
 #endif
 
 constexpr int kCellDepth = 32;
-constexpr int kRuns = kGroup * kCellDepth / kLanes;
 
 struct Codes {
   const char* data;
@@ -58,13 +58,6 @@ inline Codes codes(const Matrix& m) {
   return c;
 }
 
-/// Column and k, inside its cell, of number `i` of a run.
-struct Place {
-  int column, k;
-  constexpr Place(int run, int i)
-      : column(run / 32 * kLanes + (kPairs ? run % 2 * 8 + i / 2 : i)), k(kPairs ? run % 32 / 2 * 2 + i % 2 : run % 32) {}
-};
-
 /// Where a run of 4-bit codes is: which 16 words, and how far up in each.
 struct Nibble {
   int words, shift;
@@ -72,17 +65,33 @@ struct Nibble {
       : words(kPairs ? run / 16 * 2 + run % 2 : run / 8), shift(4 * (kPairs ? run % 16 / 2 : run % 8)) {}
 };
 
-inline void put_code(char* cell, int32_t bits, int run, int i, int8_t code) {
+/// Where the code of a column and a k of a cell lies: number `i` of a run; with 4 bits so far up in a word of 32 bits.
+struct Place {
+  int run, i;
+  int word, shift;
+
+  Place(int column, int k) {
+    const int half = column / kLanes, lane = column % kLanes;
+    i = kPairs ? lane % 8 * 2 + k % 2 : lane;
+    run = half * 32 + (kPairs ? k / 2 * 2 + lane / 8 : k);
+#if defined(__AMX_BF16__)
+    word = (half * 4 + k / 8) * kLanes + lane, shift = k % 2 * 16 + k / 2 % 4 * 4;
+#else
+    const Nibble nibble(run);
+    word = nibble.words * kLanes + i, shift = nibble.shift;
+#endif
+  }
+};
+
+inline void put_code(char* cell, int32_t bits, const Place& place, int8_t code) {
   if (bits == 8) {
-    cell[run * kLanes + i] = (char)code;
+    cell[place.run * kLanes + place.i] = (char)code;
     return;
   }
-  const Nibble nibble(run);
   uint32_t word;
-  char* at = cell + (nibble.words * kLanes + i) * 4;
-  std::memcpy(&word, at, 4);
-  word |= (uint32_t)(code & 15) << nibble.shift;
-  std::memcpy(at, &word, 4);
+  std::memcpy(&word, cell + place.word * 4, 4);
+  word |= (uint32_t)(code & 15) << place.shift;
+  std::memcpy(cell + place.word * 4, &word, 4);
 }
 
 /// codes [n, k]; scales, offsets [n, k / 32 or 1] as the format holds them (offsets may be null). `packed` is zeroed.
@@ -92,11 +101,10 @@ inline void pack_codes(const Matrix& format, const int8_t* source, const char* s
   for (int64_t group = 0; group < w.groups; group++)
     for (int64_t along = 0; along < w.cells; along++) {
       char* cell = packed + w.cell(group, along);
-      for (int run = 0; run < kRuns; run++)
-        for (int i = 0; i < kLanes; i++) {
-          const Place place(run, i);
-          const int64_t row = group * kGroup + place.column, column = along * kCellDepth + place.k;
-          if (row < format.n && column < format.k) put_code(cell, w.bits, run, i, source[row * format.k + column]);
+      for (int column = 0; column < kGroup; column++)
+        for (int k = 0; k < kCellDepth; k++) {
+          const int64_t row = group * kGroup + column, at = along * kCellDepth + k;
+          if (row < format.n && at < format.k) put_code(cell, w.bits, Place(column, k), source[row * format.k + at]);
         }
       if (along >= per_row) continue;
       for (int64_t i = 0; i < kGroup && group * kGroup + i < format.n; i++) {

@@ -3,8 +3,7 @@
 #pragma once
 
 #include "../native/aligned.h"
-#include "rows.h"
-#include "tiles.h"
+#include "code_tiles.h"
 
 namespace kvrelay {
 
@@ -53,7 +52,7 @@ class InputBuffer {
 template <int kBits>
 void multiply_share_of_codes(const Codes& w, Share share, const Inputs& x, int64_t rows, const Output& out) {
 #if defined(__AMX_BF16__)
-  multiply_groups_in_tiles(CodeTiles<kBits>(w, rows), share, x.row<bf16>(0), x.stride, rows, out);
+  multiply_codes_in_tiles<kBits>(w, share, x.row<bf16>(0), x.stride, rows, out);
 #else
   multiply_codes<kBits>(w, share, x.row<UnpackedDot::X>(0), x.stride, rows, out);
 #endif
@@ -73,7 +72,7 @@ inline void multiply(
     return;
   }
 #if defined(__AMX_BF16__)
-  multiply_groups_in_tiles(PanelTiles(w), share, x.row<bf16>(0), x.stride, rows, out);
+  multiply_groups_in_tiles(w, share, x.row<bf16>(0), x.stride, rows, out);
 #elif defined(__AVX512BF16__)
   multiply_groups<PairDot>(w, share, x.row<bf16>(0), x.stride, rows, out);
 #else

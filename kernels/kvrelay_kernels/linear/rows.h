@@ -134,6 +134,7 @@ void multiply_groups(
   for (int64_t group = share.begin; group < share.end; group++) multiply_group<Dot>(w, group, x, x_stride, rows, out);
 }
 
+#if !defined(__AMX_BF16__)
 #if defined(__AVX512BF16__)
 using UnpackedDot = PairDot;
 #else
@@ -151,5 +152,6 @@ void multiply_codes(
     multiply_group<UnpackedDot>(panel, 0, x, x_stride, rows, out.from(group * kGroup));
   }
 }
+#endif
 
 }  // namespace kvrelay

@@ -41,59 +41,15 @@ struct alignas(64) TileSums {
   }
 };
 
-/// Two tiles of B after the other from panels. `first`: this pass over the group is the first; later ones find it cached.
-class PanelTiles {
- public:
-  explicit PanelTiles(const Panels& w) : count(w.tiles), w_(w) {}
-  const int64_t count;  // along k
-
-  KVR_INLINE const char* at(int64_t group, int64_t along, bool first) const {
-    const char* b = w_.tile(group, along, 0);
-    if (first)
-      for (int line = 0; line < 32; line++) __builtin_prefetch(b + kPrefetchBytes + line * 64);
-    return b;
-  }
-
- private:
-  const Panels w_;
-};
-
-/// … from codes, unpacked by the first pass one cell ahead of the product. A group read once goes through a ring that
-/// stays in the first cache; one that is read again is kept whole.
-template <int kBits>
-class CodeTiles {
- public:
-  CodeTiles(const Codes& w, int64_t rows)
-      : count(w.cells), w_(w), mask_(rows <= 2 * kTileRows ? kRing - 1 : -1),
-        memory_(unpacked((w.cells + kRing) * kUnpackedBytes)) {}
-  const int64_t count;
-
-  KVR_INLINE const char* at(int64_t group, int64_t along, bool first) const {
-    if (first) {
-      if (along == 0) unpack<kBits>(w_, group, 0, tiles(0));
-      if (along + 1 < count) unpack<kBits>(w_, group, along + 1, tiles(along + 1));
-    }
-    return tiles(along);
-  }
-
- private:
-  static constexpr int64_t kRing = 4;
-  KVR_INLINE char* tiles(int64_t along) const { return memory_ + (along & mask_) * kUnpackedBytes; }
-
-  const Codes w_;
-  const int64_t mask_;
-  char* const memory_;
-};
-
 /// Up to 16 rows × 32 columns.
-template <class Tiles>
-void one_by_two(
-    const Tiles& w, int64_t group, const bf16* x, int64_t x_stride, int64_t row, int64_t rows, const Output& out) {
+inline void one_by_two(
+    const Panels& w, int64_t group, const bf16* x, int64_t x_stride, int64_t row, int64_t rows, const Output& out) {
+  const char* b = w.tile(group, 0, 0);
   const bf16* a = x + row * x_stride;
   _tile_zero(0);
   _tile_zero(1);
-  for (int64_t along = 0; along < w.count; along++, a += 32) {
-    const char* b = w.at(group, along, row == 0);
+  for (int64_t along = 0; along < w.tiles; along++, b += 2 * kTileBytes, a += 32) {
+    for (int line = 0; line < 32; line++) __builtin_prefetch(b + kPrefetchBytes + line * 64);
     _tile_loadd(4, a, x_stride * 2);
     _tile_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -107,16 +63,17 @@ void one_by_two(
 }
 
 /// 32 rows × 32 columns: each tile that is loaded is used twice.
-template <class Tiles>
-void two_by_two(
-    const Tiles& w, int64_t group, const bf16* x, int64_t x_stride, int64_t row, int64_t rows, const Output& out) {
+inline void two_by_two(
+    const Panels& w, int64_t group, const bf16* x, int64_t x_stride, int64_t row, int64_t rows, const Output& out) {
+  const char* b = w.tile(group, 0, 0);
   const bf16* a = x + row * x_stride;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t along = 0; along < w.count; along++, a += 32) {
-    const char* b = w.at(group, along, row == 0);
+  for (int64_t along = 0; along < w.tiles; along++, b += 2 * kTileBytes, a += 32) {
+    if (row == 0)  // later rows find the group in the cache
+      for (int line = 0; line < 32; line++) __builtin_prefetch(b + kPrefetchBytes + line * 64);
     _tile_loadd(4, a, x_stride * 2);
     _tile_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -138,9 +95,8 @@ void two_by_two(
 }
 
 /// Like multiply_groups. x must have memory for `rows` rounded up to 16: rows past the last are read and thrown away.
-template <class Tiles>
-void multiply_groups_in_tiles(
-    const Tiles& w, Share share, const bf16* x, int64_t x_stride, int64_t rows, const Output& out) {
+inline void multiply_groups_in_tiles(
+    const Panels& w, Share share, const bf16* x, int64_t x_stride, int64_t rows, const Output& out) {
   configure_tiles(rows < kTileRows ? (int)rows : kTileRows);
   for (int64_t group = share.begin; group < share.end; group++) {
     int64_t row = 0;

@@ -1,7 +1,7 @@
 // A cell of codes becomes tiles: w = scale · code + offset in float32, rounded to bfloat16 where pairs are multiplied.
 //
-// Bound: 1,024 weights take about 290 instructions, 4.5 per 16 weights, and as long as one thread needs to read their
-// codes from memory. What follows is the product of panels.h, to the bit.
+// Bound: 1,024 weights take about 290 instructions with AVX-512, 4.5 per 16 weights. What follows is the product of
+// panels.h, to the bit. With AMX codes go another way: code_tiles.h.
 #pragma once
 
 #include "../native/aligned.h"
@@ -56,7 +56,8 @@ KVR_INLINE void prefetch_ahead(const Codes& w, const char* cell) {
   for (int64_t at = 0; at < w.cell_bytes(); at += 64) __builtin_prefetch(ahead + at);
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)  // scales what it has multiplied: code_tiles.h
+#elif defined(__AVX512BF16__)
 
 /// → two tiles of pairs.
 template <int kBits>
