@@ -62,7 +62,9 @@ identity = st.builds(
 shard = st.builds(
     KvShard, layer_begin=u32, layer_end=u32, head_begin=u32, head_end=u32, dtype=text, order=text
 )
-receiver = st.builds(Receiver, worker_id=text, incarnation=text, address=text, shard=shard)
+receiver = st.builds(
+    Receiver, worker_id=text, incarnation=text, address=text, shard=shard, handle=st.binary(max_size=48)
+)
 load = st.builds(
     Load,
     **{field: u32 for field in Load.__dataclass_fields__ if field.startswith("num_")},
@@ -141,6 +143,8 @@ frame = st.one_of(
         first_block=u32,
         num_blocks=u32,
         checksum=text,
+        tenant=st.binary(max_size=16),
+        handle=st.binary(max_size=48),
     ),
     st.builds(
         Slab,

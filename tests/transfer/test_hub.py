@@ -12,7 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from kvrelay.core.clock import FakeClock
 from kvrelay.core.config import TransferSettings
+from kvrelay.core.handles import HandleSeal
 from kvrelay.core.handoff import Receiver
 from kvrelay.core.ids import BlockId, Incarnation, TransferId
 from kvrelay.pb import transfer_pb2 as pb
@@ -42,10 +44,12 @@ QUICK = TransferSettings(stall_s=0.6, heartbeat_s=0.1)
 class Site:
     """A worker with its hub running."""
 
-    def __init__(self, worker: Worker, settings: TransferSettings = QUICK) -> None:
+    def __init__(
+        self, worker: Worker, settings: TransferSettings = QUICK, seal: HandleSeal | None = None
+    ) -> None:
         self.worker, self.inbox, self.kv = worker, worker.inbox, worker.kv
         home = worker.home
-        self.hub = TransferHub(settings, home.identity, home.kv, home.worker_id, home.incarnation)
+        self.hub = TransferHub(settings, home.identity, home.kv, home.worker_id, home.incarnation, seal=seal)
         self.hub.bind(worker.inbox)
         self.address = self.hub.start("127.0.0.1", 0)
         self.lent: dict[TransferId, tuple[BlockId, ...]] = {}
@@ -61,10 +65,12 @@ class Site:
         self.lent[transfer_id] = reservation.blocks
         self.hub.expect(reservation)
 
-    def send(self, blocks: Sequence[int], receiver: Receiver, transfer_id: TransferId = T1) -> None:
+    def send(
+        self, blocks: Sequence[int], receiver: Receiver, transfer_id: TransferId = T1, tenant: bytes = b""
+    ) -> None:
         for block in blocks:
             self.kv.fill(BlockId(block), content(block))
-        push = outgoing(blocks, [receiver], transfer_id=transfer_id)
+        push = replace(outgoing(blocks, [receiver], transfer_id=transfer_id), tenant=tenant)
         self.lent[transfer_id] = push.blocks
         self.hub.send(push)
 
@@ -318,3 +324,35 @@ async def test_streams_on_the_main_loop_go_on_while_pushes_run_on_theirs(sites: 
         call.cancel()
     await server.stop(None)
     assert [d.push_error(transfer_id) for transfer_id in ids] == [""] * len(ids)
+
+
+STRANGE = "its handle was not given for this transfer and tenant"
+
+
+@pytest.mark.parametrize(
+    ("signed_for", "valid_ms", "tenant", "fault"),
+    [
+        (None, 5_000, b"acme", "it shows no handle"),
+        ("t2", 5_000, b"acme", STRANGE),
+        ("t1", 5_000, b"other", STRANGE),
+        ("t1", -1_000, b"acme", "its handle has expired"),
+        ("t1", 5_000, b"acme", ""),
+    ],
+)
+def test_a_push_shows_the_handle_of_its_reservation(
+    sites: Callable[..., Site], signed_for: str | None, valid_ms: int, tenant: bytes, fault: str
+) -> None:
+    """A refused one leaves the reservation alone: it goes on waiting."""
+    seal = HandleSeal(FakeClock())
+    p, d = sites("p"), sites("d", seal=seal)
+    handle = b"" if signed_for is None else seal.sign(TransferId(signed_for), b"acme", valid_ms)
+    d.reserve([9])
+    p.send([1], replace(d.receiver, handle=handle), tenant=tenant)
+    if not fault:
+        p.hub.finish(T1, commit(4))
+        assert (p.send_error(), d.push_error()) == ("", "")
+        return
+    assert p.send_error() == f"transfer t1 is refused: {fault}"
+    assert T1 not in d.inbox.push_errors
+    d.hub.close(T1)
+    assert d.push_error() == "closed by the receiving engine"

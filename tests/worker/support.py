@@ -12,6 +12,7 @@ import grpc
 from kvrelay.core.clock import SystemClock
 from kvrelay.core.config import LinkSettings
 from kvrelay.core.events import Event, Token, Tokens
+from kvrelay.core.handles import HandleSeal
 from kvrelay.core.handoff import PROTOCOL_VERSION, Commit, KvIdentity, KvShard, Receiver
 from kvrelay.core.ids import Attempt, Choice, Incarnation, RequestId, SeqKey, TokenId, TransferId, WorkerId
 from kvrelay.core.placement import Load, Role, WorkerRecord
@@ -31,6 +32,7 @@ RECORD = WorkerRecord(
     shard=KvShard(0, 2, 0, 2, "float32"),
     num_blocks=64, max_context=256,
 )
+SEAL = HandleSeal(SystemClock())
 LINK = LinkSettings(beat_s=0.05, silence_s=5.0)
 
 
@@ -184,9 +186,14 @@ class AttachStory:
 
 
 @asynccontextmanager
-async def attach_story(settings: LinkSettings = LINK, engine_age_ms: float = 0.0) -> AsyncIterator[AttachStory]:
+async def attach_story(
+    settings: LinkSettings = LINK, engine_age_ms: float = 0.0, max_reservations: int = 128
+) -> AsyncIterator[AttachStory]:
     inbox = NotedInbox()
-    service = AttachService(inbox, settings, engine_age_ms=lambda: engine_age_ms, metrics=WorkerMetrics())
+    service = AttachService(
+        inbox, settings, engine_age_ms=lambda: engine_age_ms, metrics=WorkerMetrics(), seal=SEAL,
+        max_reservations=max_reservations,
+    )
     server = new_server()
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     address = f"127.0.0.1:{bind(server, '127.0.0.1', 0)}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kvrelay.core.config import LinkSettings
 from kvrelay.core.errors import Unavailable
 from kvrelay.core.events import (
+    Committed,
     Failed,
     FailReason,
     Finished,
@@ -20,11 +22,12 @@ from kvrelay.core.events import (
     Tokens,
 )
 from kvrelay.core.handoff import PROTOCOL_VERSION
-from kvrelay.core.ids import TokenId
+from kvrelay.core.ids import TokenId, TransferId
 from kvrelay.core.placement import Load
+from kvrelay.core.request import Leg, Start
 from kvrelay.pb import worker_pb2 as pb
 from kvrelay.rpc.records import record_from_pb
-from tests.worker.support import LINK, RECORD, RouterEnd, attach_story, key, local_start, tokens
+from tests.worker.support import LINK, RECORD, SEAL, RouterEnd, attach_story, key, local_start, tokens
 
 
 async def test_welcome_presents_the_worker() -> None:
@@ -254,3 +257,45 @@ async def test_close_writes_what_is_queued_first() -> None:
         await story.service.close(grace_s=5.0)
         assert await router.events() == [Finished(key(), FinishReason.STOP)]
         assert "going down" in await router.ended()
+
+
+def receive_start(request_id: str, **extra: Any) -> Start:
+    start = local_start(request_id, **extra)
+    return replace(start, leg=Leg.RECEIVE, transfer_id=TransferId(f"t-{request_id}"), cache_salt=b"acme")
+
+
+async def test_a_reservation_gets_a_handle_of_its_own() -> None:
+    async with attach_story() as story:
+        router = await story.router()
+        for name in ("a", "b"):
+            await router.start(receive_start(name, choices=(0, 1)))
+        await story.inbox.until(lambda: len(story.inbox.starts) == 2)
+        story.step(Reserved(key("a"), 0), Reserved(key("b"), 0))
+        await router.events()
+        for name, other in (("a", "b"), ("b", "a")):
+            (receiver,) = router.receivers[key(name)]
+            assert SEAL.fault(receiver.handle, TransferId(f"t-{name}"), b"acme") == ""
+            assert SEAL.fault(receiver.handle, TransferId(f"t-{other}"), b"acme") != ""
+
+
+async def test_one_router_cannot_take_every_reservation() -> None:
+    """Over its share it is refused for now, replays are not, another router is not, and a commit makes room."""
+    async with attach_story(max_reservations=2) as story:
+        router, other = await story.router("a"), await story.router("b")
+        for name in ("one", "two", "three"):
+            await router.start(receive_start(name, choices=(0, 1)))
+        refused = await router.events()
+        assert [(event.key, type(event)) for event in refused] == [(key("three", c), Refused) for c in (0, 1)]
+        assert isinstance(refused[0], Refused)
+        assert (refused[0].reason, refused[0].retry_after_ms > 0) == (RefuseReason.NO_ROOM, True)
+        await router.start(receive_start("again", replay=True))
+        await other.start(receive_start("theirs"))
+        await router.start(local_start("local"))
+        await story.inbox.until(lambda: len(story.inbox.starts) == 5)
+        assert story.service.num_open == 7
+
+        over = Failed(key("again"), FailReason.CANCELLED, "")
+        story.step(Committed(key("one"), 0, ()), Committed(key("one", 1), 0, ()), over)
+        await router.events()
+        await router.start(receive_start("three"))
+        await story.inbox.until(lambda: len(story.inbox.starts) == 6)

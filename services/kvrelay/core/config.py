@@ -63,6 +63,8 @@ class TransferSettings:
     heartbeat_s: float = 1.0
     max_open: int = 256
     """Reservations open at once."""
+    max_open_per_router: int = 128
+    """Of one router, so that none takes all of a worker. More get `Refused(no_room)`; replays are never refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class Outgoing:
     block_size: int
     tells_level: bool = False
     """Have `send_level` called."""
+    tenant: bytes = b""
+    """Its cache salt."""
 
 
 class TransferPort(Protocol):

@@ -77,7 +77,11 @@ class Sendings:
         blocks = tuple(seq.table.blocks)
         self._begin(seq, seq.transfer_id, blocks)
         first_block = start.handoff.num_cached_tokens // size
-        self._transfer.send(Outgoing(start.request_id, start.attempt, start.handoff, blocks, first_block, size))
+        self._transfer.send(
+            Outgoing(
+                start.request_id, start.attempt, start.handoff, blocks, first_block, size, tenant=start.cache_salt
+            )
+        )
         if seq.num_computed:
             self._transfer.progress(seq.transfer_id, seq.num_computed)
         if seq.num_computed > start.handoff.num_cached_tokens:
@@ -90,7 +94,10 @@ class Sendings:
         self._begin(seq, handoff.transfer_id, blocks)
         first_block = handoff.num_cached_tokens // size
         self._transfer.send(
-            Outgoing(migrate.key.request_id, migrate.to_attempt, handoff, blocks, first_block, size, tells_level=True)
+            Outgoing(
+                migrate.key.request_id, migrate.to_attempt, handoff, blocks, first_block, size, tells_level=True,
+                tenant=seq.start.cache_salt,
+            )
         )
         self._transfer.progress(handoff.transfer_id, migrate.num_tokens)
 

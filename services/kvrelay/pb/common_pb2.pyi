@@ -91,16 +91,18 @@ class KvShard(_message.Message):
     def __init__(self, layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., head_begin: _Optional[int] = ..., head_end: _Optional[int] = ..., dtype: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
 
 class Receiver(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "shard")
+    __slots__ = ("worker_id", "incarnation", "address", "shard", "handle")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     address: str
     shard: KvShard
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., shard: _Optional[_Union[KvShard, _Mapping]] = ...) -> None: ...
+    handle: bytes
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., shard: _Optional[_Union[KvShard, _Mapping]] = ..., handle: _Optional[bytes] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
     __slots__ = ("code", "message", "param", "retry_after_s")

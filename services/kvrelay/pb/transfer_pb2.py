@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvrelay.pb import common_pb2 as kvrelay_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvrelay/pb/transfer.proto\x12\nkvrelay.v1\x1a\x17kvrelay/pb/common.proto\"\xb9\x01\n\tPushFrame\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x14.kvrelay.v1.PushOpenH\x00\x12$\n\x04slab\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.PushSlabH\x00\x12.\n\theartbeat\x18\x03 \x01(\x0b\x32\x19.kvrelay.v1.PushHeartbeatH\x00\x12(\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x16.kvrelay.v1.PushCommitH\x00\x42\x06\n\x04kind\"\x97\x02\n\x08PushOpen\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12(\n\x08identity\x18\x04 \x01(\x0b\x32\x16.kvrelay.v1.KvIdentity\x12\"\n\x05shard\x18\x05 \x01(\x0b\x32\x13.kvrelay.v1.KvShard\x12\x0e\n\x06sender\x18\x06 \x01(\t\x12\x1a\n\x12sender_incarnation\x18\x07 \x01(\t\x12\x1c\n\x14receiver_incarnation\x18\x08 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\t \x01(\r\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x10\n\x08\x63hecksum\x18\x0b \x01(\t\"\xb4\x01\n\x08PushSlab\x12\x0e\n\x06seq_no\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0blayer_begin\x18\x04 \x01(\r\x12\x11\n\tlayer_end\x18\x05 \x01(\r\x12\x12\n\nhead_begin\x18\x06 \x01(\r\x12\x10\n\x08head_end\x18\x07 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x06\x12\x0f\n\x07payload\x18\t \x01(\x0c\"\x0f\n\rPushHeartbeat\"^\n\nPushCommit\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x11\n\tnum_slabs\x18\x02 \x01(\r\x12)\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x18.kvrelay.v1.ChoiceTokens\"G\n\x0c\x43hoiceTokens\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x17.kvrelay.v1.TokenColumn\"A\n\nPushResult\x12\x11\n\tcommitted\x18\x01 \x01(\x08\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x32\x45\n\nKvTransfer\x12\x37\n\x04Push\x12\x15.kvrelay.v1.PushFrame\x1a\x16.kvrelay.v1.PushResult(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvrelay/pb/transfer.proto\x12\nkvrelay.v1\x1a\x17kvrelay/pb/common.proto\"\xb9\x01\n\tPushFrame\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x14.kvrelay.v1.PushOpenH\x00\x12$\n\x04slab\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.PushSlabH\x00\x12.\n\theartbeat\x18\x03 \x01(\x0b\x32\x19.kvrelay.v1.PushHeartbeatH\x00\x12(\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x16.kvrelay.v1.PushCommitH\x00\x42\x06\n\x04kind\"\xb7\x02\n\x08PushOpen\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12(\n\x08identity\x18\x04 \x01(\x0b\x32\x16.kvrelay.v1.KvIdentity\x12\"\n\x05shard\x18\x05 \x01(\x0b\x32\x13.kvrelay.v1.KvShard\x12\x0e\n\x06sender\x18\x06 \x01(\t\x12\x1a\n\x12sender_incarnation\x18\x07 \x01(\t\x12\x1c\n\x14receiver_incarnation\x18\x08 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\t \x01(\r\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x10\n\x08\x63hecksum\x18\x0b \x01(\t\x12\x0e\n\x06tenant\x18\x0c \x01(\x0c\x12\x0e\n\x06handle\x18\r \x01(\x0c\"\xb4\x01\n\x08PushSlab\x12\x0e\n\x06seq_no\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0blayer_begin\x18\x04 \x01(\r\x12\x11\n\tlayer_end\x18\x05 \x01(\r\x12\x12\n\nhead_begin\x18\x06 \x01(\r\x12\x10\n\x08head_end\x18\x07 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x06\x12\x0f\n\x07payload\x18\t \x01(\x0c\"\x0f\n\rPushHeartbeat\"^\n\nPushCommit\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x11\n\tnum_slabs\x18\x02 \x01(\r\x12)\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x18.kvrelay.v1.ChoiceTokens\"G\n\x0c\x43hoiceTokens\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x17.kvrelay.v1.TokenColumn\"A\n\nPushResult\x12\x11\n\tcommitted\x18\x01 \x01(\x08\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x32\x45\n\nKvTransfer\x12\x37\n\x04Push\x12\x15.kvrelay.v1.PushFrame\x1a\x16.kvrelay.v1.PushResult(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,17 +35,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUSHFRAME']._serialized_start=67
   _globals['_PUSHFRAME']._serialized_end=252
   _globals['_PUSHOPEN']._serialized_start=255
-  _globals['_PUSHOPEN']._serialized_end=534
-  _globals['_PUSHSLAB']._serialized_start=537
-  _globals['_PUSHSLAB']._serialized_end=717
-  _globals['_PUSHHEARTBEAT']._serialized_start=719
-  _globals['_PUSHHEARTBEAT']._serialized_end=734
-  _globals['_PUSHCOMMIT']._serialized_start=736
-  _globals['_PUSHCOMMIT']._serialized_end=830
-  _globals['_CHOICETOKENS']._serialized_start=832
-  _globals['_CHOICETOKENS']._serialized_end=903
-  _globals['_PUSHRESULT']._serialized_start=905
-  _globals['_PUSHRESULT']._serialized_end=970
-  _globals['_KVTRANSFER']._serialized_start=972
-  _globals['_KVTRANSFER']._serialized_end=1041
+  _globals['_PUSHOPEN']._serialized_end=566
+  _globals['_PUSHSLAB']._serialized_start=569
+  _globals['_PUSHSLAB']._serialized_end=749
+  _globals['_PUSHHEARTBEAT']._serialized_start=751
+  _globals['_PUSHHEARTBEAT']._serialized_end=766
+  _globals['_PUSHCOMMIT']._serialized_start=768
+  _globals['_PUSHCOMMIT']._serialized_end=862
+  _globals['_CHOICETOKENS']._serialized_start=864
+  _globals['_CHOICETOKENS']._serialized_end=935
+  _globals['_PUSHRESULT']._serialized_start=937
+  _globals['_PUSHRESULT']._serialized_end=1002
+  _globals['_KVTRANSFER']._serialized_start=1004
+  _globals['_KVTRANSFER']._serialized_end=1073
 # @@protoc_insertion_point(module_scope)

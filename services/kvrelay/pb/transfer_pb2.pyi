@@ -20,7 +20,7 @@ class PushFrame(_message.Message):
     def __init__(self, open: _Optional[_Union[PushOpen, _Mapping]] = ..., slab: _Optional[_Union[PushSlab, _Mapping]] = ..., heartbeat: _Optional[_Union[PushHeartbeat, _Mapping]] = ..., commit: _Optional[_Union[PushCommit, _Mapping]] = ...) -> None: ...
 
 class PushOpen(_message.Message):
-    __slots__ = ("transfer_id", "request_id", "attempt", "identity", "shard", "sender", "sender_incarnation", "receiver_incarnation", "first_block", "num_blocks", "checksum")
+    __slots__ = ("transfer_id", "request_id", "attempt", "identity", "shard", "sender", "sender_incarnation", "receiver_incarnation", "first_block", "num_blocks", "checksum", "tenant", "handle")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,8 @@ class PushOpen(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
     transfer_id: str
     request_id: str
     attempt: int
@@ -43,7 +45,9 @@ class PushOpen(_message.Message):
     first_block: int
     num_blocks: int
     checksum: str
-    def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., identity: _Optional[_Union[_common_pb2.KvIdentity, _Mapping]] = ..., shard: _Optional[_Union[_common_pb2.KvShard, _Mapping]] = ..., sender: _Optional[str] = ..., sender_incarnation: _Optional[str] = ..., receiver_incarnation: _Optional[str] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
+    tenant: bytes
+    handle: bytes
+    def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., identity: _Optional[_Union[_common_pb2.KvIdentity, _Mapping]] = ..., shard: _Optional[_Union[_common_pb2.KvShard, _Mapping]] = ..., sender: _Optional[str] = ..., sender_incarnation: _Optional[str] = ..., receiver_incarnation: _Optional[str] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., checksum: _Optional[str] = ..., tenant: _Optional[bytes] = ..., handle: _Optional[bytes] = ...) -> None: ...
 
 class PushSlab(_message.Message):
     __slots__ = ("seq_no", "first_block", "num_blocks", "layer_begin", "layer_end", "head_begin", "head_end", "checksum", "payload")

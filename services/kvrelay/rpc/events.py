@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
@@ -34,11 +34,13 @@ from kvrelay.rpc.tokens import tokens_from_pb, tokens_to_pb
 Reason = TypeVar("Reason", bound=Enum)
 
 
-def step_to_pb(events: Sequence[Event], load: Load, receivers: Sequence[Receiver] = ()) -> pb.WorkerMessage:
-    """One engine step as one message; every `Reserved` in it gets `receivers`."""
+def step_to_pb(
+    events: Sequence[Event], load: Load, receivers_for: Callable[[Event], Sequence[Receiver]] = lambda _: ()
+) -> pb.WorkerMessage:
+    """One engine step as one message; `receivers_for` says what goes into each `Reserved` in it."""
     message = pb.WorkerMessage()
     message.events.load.CopyFrom(load_to_pb(load))
-    message.events.events.extend(event_to_pb(event, receivers) for event in events)
+    message.events.events.extend(event_to_pb(event, receivers_for(event)) for event in events)
     return message
 
 

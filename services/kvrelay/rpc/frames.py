@@ -60,6 +60,8 @@ def _open_to_pb(frame: PushOpen) -> pb.PushOpen:
         first_block=frame.first_block,
         num_blocks=frame.num_blocks,
         checksum=frame.checksum,
+        tenant=frame.tenant,
+        handle=frame.handle,
     )
 
 
@@ -76,6 +78,8 @@ def _open_from_pb(message: pb.PushOpen) -> PushOpen:
         first_block=message.first_block,
         num_blocks=message.num_blocks,
         checksum=message.checksum,
+        tenant=message.tenant,
+        handle=message.handle,
     )
 
 

@@ -63,6 +63,7 @@ def receiver_to_pb(receiver: Receiver) -> common_pb2.Receiver:
         incarnation=receiver.incarnation,
         address=receiver.address,
         shard=shard_to_pb(receiver.shard),
+        handle=receiver.handle,
     )
 
 
@@ -72,6 +73,7 @@ def receiver_from_pb(message: common_pb2.Receiver) -> Receiver:
         incarnation=Incarnation(message.incarnation),
         address=message.address,
         shard=shard_from_pb(message.shard),
+        handle=message.handle,
     )
 
 

@@ -27,12 +27,16 @@ def new_server(
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None) -> int:
-    """Listen on host:port, with `tls` for the cluster alone; 0 picks a free port. Returns the port, raises OSError if it is taken."""
+    """Listen on host:port, with `tls` for the cluster alone; 0 picks a free port.
+
+    Returns the port, raises OSError if it is taken.
+    """
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound: int = (
-            server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.server_credentials())
-        )
+        if tls is None:
+            bound: int = server.add_insecure_port(where)
+        else:
+            bound = server.add_secure_port(where, tls.server_credentials())
     except RuntimeError as error:
         raise OSError(f"cannot listen on {where}: {error}") from error
     if bound == 0:

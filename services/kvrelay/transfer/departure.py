@@ -200,4 +200,6 @@ class Departure:
             receiver_incarnation=receiver.incarnation,
             first_block=outgoing.first_block,
             num_blocks=len(outgoing.blocks) - outgoing.first_block,
+            tenant=outgoing.tenant,
+            handle=receiver.handle,
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import grpc
 
 from kvrelay.core.config import TransferSettings
+from kvrelay.core.handles import HandleSeal
 from kvrelay.core.handoff import Commit, KvBytes, KvIdentity
 from kvrelay.core.ids import Incarnation, TransferId, WorkerId
 from kvrelay.core.ports import EngineInbox, Expected, Outgoing
@@ -55,10 +56,11 @@ class TransferHub:
         incarnation: Incarnation,
         watch: TransferWatch | None = None,
         tls: Tls | None = None,
+        seal: HandleSeal | None = None,
     ) -> None:
         self._settings = settings
         self._tls = tls
-        self._home = Home(worker_id, incarnation, identity, kv, watch or Unwatched())
+        self._home = Home(worker_id, incarnation, identity, kv, watch or Unwatched(), seal)
         self._inbox: EngineInbox | None = None
         self._thread: threading.Thread | None = None
         self._running: _Running | None = None

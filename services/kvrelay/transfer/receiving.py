@@ -108,6 +108,9 @@ class Receiving:
         if opening.receiver_incarnation != self._home.incarnation:
             theirs = opening.receiver_incarnation
             raise PushFailed(f"incarnation: this is {self._home.incarnation} != pushed to {theirs}", retryable=False)
+        seal = self._home.seal
+        if seal is not None and (fault := seal.fault(opening.handle, transfer_id, opening.tenant)):
+            raise PushFailed(f"transfer {transfer_id} is refused: {fault}", retryable=False)
         reception = self._live.get(transfer_id)
         if reception is None:
             known = "has ended already" if transfer_id in self._ended else "is unknown here"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvrelay.core.handles import HandleSeal
 from kvrelay.core.handoff import KvBytes, KvIdentity
 from kvrelay.core.ids import Incarnation, WorkerId
 
@@ -37,6 +38,8 @@ class Home:
     identity: KvIdentity
     kv: KvBytes
     watch: TransferWatch = Unwatched()
+    seal: HandleSeal | None = None
+    """What a Push must show. None: nothing, as between the two ends of a test."""
 
 
 @dataclass(frozen=True, slots=True)

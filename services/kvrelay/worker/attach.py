@@ -20,10 +20,12 @@ import grpc
 from kvrelay.core.config import LinkSettings
 from kvrelay.core.errors import BadRequest, Unavailable
 from kvrelay.core.events import TERMINAL, Event, Failed, FailReason, Refused, RefuseReason
+from kvrelay.core.handles import HandleSeal
 from kvrelay.core.handoff import PROTOCOL_VERSION, Receiver
 from kvrelay.core.ids import Attempt, Choice, RequestId, RouterId, SeqKey
 from kvrelay.core.placement import Load, WorkerRecord
 from kvrelay.core.ports import EngineInbox
+from kvrelay.core.request import Leg, Start
 from kvrelay.observe.metrics import WorkerMetrics
 from kvrelay.pb import worker_pb2 as pb
 from kvrelay.pb import worker_pb2_grpc
@@ -32,6 +34,9 @@ from kvrelay.rpc.starts import cancelled_keys, migrate_from_pb, start_from_pb
 from kvrelay.worker.ledger import Admission, Ledger
 from kvrelay.worker.link import Link
 
+BUSY_RETRY_MS = 250
+"""To a router over its share of reservations: one that commits makes room."""
+
 log = logging.getLogger(__name__)
 
 
@@ -39,12 +44,16 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
     """`open` before the server starts: what is said in Welcome is known only once the ports are."""
 
     def __init__(
-        self, inbox: EngineInbox, settings: LinkSettings, *, engine_age_ms: Callable[[], float], metrics: WorkerMetrics
+        self, inbox: EngineInbox, settings: LinkSettings, *, engine_age_ms: Callable[[], float], metrics: WorkerMetrics,
+        seal: HandleSeal, max_reservations: int,
     ) -> None:
+        """`max_reservations`: of one router; `seal`: signs them, and the transfer side checks with it."""
         self._inbox = inbox
         self._settings = settings
         self._engine_age_ms = engine_age_ms
         self._metrics = metrics
+        self._seal = seal
+        self._max_reservations = max_reservations
         self._ledger: Ledger[Link] = Ledger()
         self._links: dict[RouterId, Link] = {}
         self._record: WorkerRecord | None = None
@@ -177,6 +186,7 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
         self._metrics.sequence_failed(event.reason.value)
 
     def _send(self, link: Link, events: Sequence[Event]) -> None:
+        link.settle(events)
         if not link.outbox.put(events, self.load()):
             self._drop(link, f"the router reads too slowly: over {self._settings.max_outbox_bytes} bytes are waiting")
 
@@ -196,7 +206,7 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
             self._refuse(link, message, error.message)
             return
         admission = self._ledger.admit(start, link)
-        if admission is Admission.NEW:
+        if admission is Admission.NEW and self._may_begin(link, start):
             self._inbox.submit(start)
         elif admission is Admission.STALE:
             self._refuse(link, message, f"a newer attempt than {start.attempt} of {start.request_id} is open here")
@@ -211,6 +221,20 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
         migrate = migrate_from_pb(message)
         if self._ledger.owner(migrate.key) is link:
             self._inbox.migrate(migrate)
+
+    def _may_begin(self, link: Link, start: Start) -> bool:
+        """A reservation counts against its router and gets its handle. False: refused."""
+        if start.leg is not Leg.RECEIVE or start.transfer_id is None:
+            return True
+        keys = [start.key(choice) for choice in start.choices]
+        if link.num_reservations < self._max_reservations or start.replay:
+            link.reserve(keys, self._seal.sign(start.transfer_id, start.cache_salt, start.timeout_ms))
+            return True
+        why = f"this router has {link.num_reservations} reservations open here, and may have no more"
+        for key in keys:
+            self._ledger.close(key)
+        self._send(link, [Refused(key, RefuseReason.NO_ROOM, why, BUSY_RETRY_MS) for key in keys])
+        return False
 
     def _refuse(self, link: Link, message: pb.Start, why: str) -> None:
         """Every Start gets its terminal events, also one that no engine should ever see."""

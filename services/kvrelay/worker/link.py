@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from kvrelay.core.config import LinkSettings
+from kvrelay.core.events import TERMINAL, Committed, Event, Reserved
 from kvrelay.core.handoff import Receiver
-from kvrelay.core.ids import RouterId
+from kvrelay.core.ids import RouterId, SeqKey
 from kvrelay.core.placement import Load
 from kvrelay.pb import worker_pb2 as pb
 from kvrelay.rpc.events import step_to_pb
@@ -30,14 +32,31 @@ class Link:
     """`run` is the life; `end` may be called at any time, by anyone on the loop."""
 
     def __init__(self, router_id: RouterId, settings: LinkSettings, receivers: tuple[Receiver, ...]) -> None:
+        """`receivers`: where this worker's shards can be pushed; each reservation gets them with its own handle."""
         self.router_id = router_id
         self.outbox = LinkOutbox(settings.max_outbox_bytes)
         self.done = asyncio.Event()
         """Set once the stream's handler is over."""
         self._settings = settings
         self._receivers = receivers
+        self._handles: dict[SeqKey, bytes] = {}
+        """Of every choice of a reservation that has not been committed yet."""
         self._num_silent_beats = 0
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def num_reservations(self) -> int:
+        """Asked for, and neither committed nor over."""
+        return len({(key.request_id, key.attempt) for key in self._handles})
+
+    def reserve(self, keys: Sequence[SeqKey], handle: bytes) -> None:
+        self._handles.update(dict.fromkeys(keys, handle))
+
+    def settle(self, events: Sequence[Event]) -> None:
+        """What is committed or over is no reservation any more."""
+        for event in events:
+            if isinstance(event, (Committed, *TERMINAL)):
+                self._handles.pop(event.key, None)
 
     def end(self, reason: str) -> None:
         """At once, whatever is still queued."""
@@ -92,5 +111,11 @@ class Link:
 
     def _message(self, batch: Batch) -> pb.WorkerMessage:
         if batch.events:
-            return step_to_pb(batch.events, batch.load, self._receivers)
+            return step_to_pb(batch.events, batch.load, self._receivers_for)
         return pb.WorkerMessage(beat=load_to_pb(batch.load))
+
+    def _receivers_for(self, event: Event) -> tuple[Receiver, ...]:
+        if not isinstance(event, Reserved):
+            return ()
+        handle = self._handles.get(event.key, b"")
+        return tuple(replace(receiver, handle=handle) for receiver in self._receivers)

@@ -25,6 +25,7 @@ from kvrelay.core.clock import SystemClock
 from kvrelay.core.config import Config
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.events import Event
+from kvrelay.core.handles import HandleSeal
 from kvrelay.core.ids import Incarnation, WorkerId
 from kvrelay.core.placement import Load, Role, WorkerRecord
 from kvrelay.core.progress import NullProgress, Progress
@@ -56,6 +57,7 @@ class WorkerProcess:
         self._config = config
         self._directory = directory
         self._progress = progress or NullProgress()
+        self._seal = HandleSeal(SystemClock())
         self._owned = AsyncExitStack()
         self._supervisor = Supervisor(self._on_failure)
         self.metrics = WorkerMetrics()
@@ -124,7 +126,8 @@ class WorkerProcess:
         registry = open_registry(self._config.placement, SystemClock(), self.metrics)
         owned.push_async_callback(registry.close)
         self._hub = TransferHub(
-            self._config.transfer, model.identity, model.storage, worker_id, incarnation, self.metrics, tls
+            self._config.transfer, model.identity, model.storage, worker_id, incarnation, self.metrics, tls,
+            self._seal,
         )
         spec = self._build_engine()
         host = await asyncio.to_thread(advertised_host, settings.host)
@@ -185,7 +188,8 @@ class WorkerProcess:
         )
         self._hub.bind(self._engine)
         self._attach = AttachService(
-            self._engine, config.link, engine_age_ms=self._engine.age_ms, metrics=self.metrics
+            self._engine, config.link, engine_age_ms=self._engine.age_ms, metrics=self.metrics, seal=self._seal,
+            max_reservations=config.transfer.max_open_per_router,
         )
         return spec
 
