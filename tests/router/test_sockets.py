@@ -89,12 +89,14 @@ async def _houses(tokenizer: Tokenizer) -> AsyncIterator[Build]:
     house = House(tokenizer)
     closers: list[Callable[[], Awaitable[object]]] = []
 
-    async def build(prefill: int = 1, decode: int = 1, *, ready: bool = True, **settings: object) -> House:
+    async def build(
+        prefill: int = 1, decode: int = 1, *, ready: bool = True, config: Config = CONFIG, **settings: object
+    ) -> House:
         for role, number in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
             for index in range(number):
                 await house.worker(role, worker_id=f"{role.value}-{index}", **settings)
         addresses = [worker.record.address for worker in house.workers if worker.record is not None]
-        house.router = Router(CONFIG, tokenizer, house.registry, static_workers=addresses)
+        house.router = Router(config, tokenizer, house.registry, static_workers=addresses)
         await house.router.start()
         server = PublicServer(house.router)
         port = await server.start("127.0.0.1", 0)
