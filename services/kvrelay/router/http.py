@@ -13,6 +13,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ from kvrelay.router.http_request_id import RequestIdMiddleware
 from kvrelay.router.openai_call import Call, Json
 from kvrelay.router.openai_chat import chat_call
 from kvrelay.router.openai_completions import completions_call
-from kvrelay.router.openai_outputs import ClientGone, Outputs, bounded
+from kvrelay.router.openai_outputs import Bounded, ClientGone, Outputs
 from kvrelay.router.openai_reply import whole_reply
 from kvrelay.router.openai_stream import stream_reply
 
@@ -89,12 +90,12 @@ class _Endpoint:
         return self._read_call(self._front, parse_object(body), request_id, int(self._unix_time()), session_header)
 
     async def _answer(self, call: Call, outputs: Outputs, scope: Scope, receive: Receive, send: Send) -> None:
-        send_in_time = bounded(send, self._front.settings.write_timeout_s)
-        if call.stream:
-            await stream_reply(call, outputs, send_in_time)
-        else:
-            response = _json(await whole_reply(call, outputs))
-            await response(scope, receive, send_in_time)
+        with closing(Bounded(send, self._front.settings.write_timeout_s)) as send_in_time:
+            if call.stream:
+                await stream_reply(call, outputs, send_in_time)
+            else:
+                response = _json(await whole_reply(call, outputs))
+                await response(scope, receive, send_in_time)
 
 
 class _Pages:

@@ -20,6 +20,7 @@ import grpc
 
 from kvrelay.core.config import LinkSettings
 from kvrelay.core.errors import BadRequest, KvrelayError
+from kvrelay.core.events import Reserved
 from kvrelay.core.handoff import PROTOCOL_VERSION
 from kvrelay.core.ids import Attempt, Choice, RequestId
 from kvrelay.core.placement import Load, WorkerRecord, WorkerView
@@ -292,7 +293,9 @@ class WorkerLink:
         deliver = self._legs.get(key)
         if deliver is not None:
             self._pending.drop(key)
-            deliver(Arrival(self.record.worker_id, event_from_pb(message), receivers_of(message)))
+            event = event_from_pb(message)
+            receivers = receivers_of(message) if isinstance(event, Reserved) else ()
+            deliver(Arrival(self.record.worker_id, event, receivers))
 
     def _reported(self, load: pb.Load) -> None:
         self._load = load_from_pb(load)

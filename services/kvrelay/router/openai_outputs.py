@@ -19,6 +19,7 @@ from typing import Any
 from kvrelay.core.output import Output
 from kvrelay.router.front import FrontDoor
 from kvrelay.router.openai_call import Call, outputs_of
+from kvrelay.router.patience import Patience
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -31,17 +32,23 @@ class ClientGone(Exception):
     """Nobody is left to answer. No error of anyone's; it only ends the work."""
 
 
-def bounded(send: Send, timeout_s: float) -> Send:
+class Bounded:
     """A `send` that raises ClientGone when the client has stopped reading, or is no longer there."""
 
-    async def send_in_time(message: MutableMapping[str, Any]) -> None:
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self._send = send
+        self._timeout_s = timeout_s
+        self._patience = Patience()
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
         try:
-            async with asyncio.timeout(timeout_s):
-                await send(message)
+            with self._patience.for_s(self._timeout_s):
+                await self._send(message)
         except (TimeoutError, OSError) as error:
             raise ClientGone from error
 
-    return send_in_time
+    def close(self) -> None:
+        self._patience.close()
 
 
 class Outputs:
@@ -57,6 +64,7 @@ class Outputs:
         self._watcher: asyncio.Task[None] | None = None
         self._num_running = 0
         self._failure: BaseException | None = None
+        self._patience = Patience()
 
     async def __aenter__(self) -> Outputs:
         for number, request in enumerate(self._call.requests):
@@ -71,6 +79,7 @@ class Outputs:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._patience.close()
         tasks = [*self._pumps, *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
@@ -82,7 +91,7 @@ class Outputs:
         What came before a failure is handed out first, then the failure is raised.
         """
         try:
-            async with asyncio.timeout(timeout_s):
+            with self._patience.for_s(timeout_s):
                 while not self._items and self._failure is None and self._num_running:
                     self._readable.clear()
                     await self._readable.wait()

@@ -77,6 +77,8 @@ def event_from_pb(message: pb.Event) -> Event:
     """Raises BadRequest for an unknown kind or reason. A `Reserved`'s receivers are in `receivers_of`."""
     key = SeqKey(RequestId(message.request_id), Choice(message.choice), Attempt(message.attempt))
     match message.WhichOneof("kind"):
+        case "tokens":
+            return Tokens(key, message.tokens.first_index, tokens_from_pb(message.tokens.tokens))
         case "reserved":
             return Reserved(key, message.reserved.num_cached_tokens)
         case "refused":
@@ -84,8 +86,6 @@ def event_from_pb(message: pb.Event) -> Event:
             return Refused(key, _reason(RefuseReason, refused.reason), refused.message, refused.retry_after_ms)
         case "first_token":
             return _first_token_from_pb(key, message.first_token)
-        case "tokens":
-            return Tokens(key, message.tokens.first_index, tokens_from_pb(message.tokens.tokens))
         case "committed":
             return Committed(key, message.committed.first_index, tokens_from_pb(message.committed.tokens))
         case "finished":

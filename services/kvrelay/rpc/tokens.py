@@ -35,9 +35,9 @@ def tokens_to_pb(tokens: Sequence[Token]) -> pb.TokenColumn:
 def tokens_from_pb(column: pb.TokenColumn) -> tuple[Token, ...]:
     """Raises BadRequest if the columns do not have the same length."""
     ids = column.ids
+    if not (column.logprobs or column.top_width or column.top_ids or column.top_logprobs):
+        return tuple([Token(TokenId(token_id)) for token_id in ids])
     _check_columns(column)
-    if not column.logprobs and not column.top_width:
-        return tuple(Token(TokenId(token_id)) for token_id in ids)
     logprobs: Sequence[float | None] = column.logprobs or [None] * len(ids)
     width = column.top_width
     tops = [(TokenId(token_id), logprob) for token_id, logprob in zip(column.top_ids, column.top_logprobs, strict=True)]
