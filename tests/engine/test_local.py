@@ -288,7 +288,9 @@ def test_logprobs_travel_with_their_tokens() -> None:
     rig.run()
     rig.assert_right(start)
     (first,) = rig.of(FirstToken)
-    assert first.token.logprob == -0.5
+    said = [first.token, *(token for event in rig.of(Tokens) for token in event.tokens)]
+    model = rig.runner.model
+    assert said == model.drawn_from(start.token_ids, 10, start.sampling, Choice(0), limit=rig.spec.max_sequence)
     assert len(first.token.top) == 2
 
 

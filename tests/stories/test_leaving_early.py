@@ -100,7 +100,7 @@ def test_leaving_at_any_moment_leaves_nothing() -> None:
 
 async def replace_one(town: Town, chance: random.Random, number: int) -> None:
     worker = chance.choice(list(town.workers.values()))
-    town.add(f"{worker.record.role.value}-{number}", worker.record.role)
+    town.add(f"{worker.record.role.value}-new-{number}", worker.record.role)
     assert await worker.drain()
     worker.plant.assert_empty()
     worker.end()

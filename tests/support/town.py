@@ -168,10 +168,13 @@ class TownWorker:
 @dataclass
 class TownGuest(Guest):
     def expected(self, choice: int = 0) -> tuple[TokenId, ...]:
+        return tuple(token.token_id for token in self.expected_tokens(choice))
+
+    def expected_tokens(self, choice: int = 0) -> list[Token]:
         request = self.request
-        return tuple(FakeModel().continue_from(
+        return FakeModel().drawn_from(
             request.prompt_ids, len(request.prompt_ids), request.sampling, Choice(choice), limit=MAX_CONTEXT
-        ))  # fmt: skip
+        )
 
     def tokens(self, choice: int = 0) -> list[Token]:
         return [
@@ -180,12 +183,9 @@ class TownGuest(Guest):
 
     def assert_undisturbed(self) -> None:
         assert self.error is None, self.error
-        num_tops = self.request.sampling.logprobs
         for choice in range(self.request.n):
             assert self.ids(choice) == self.expected(choice)
-            for token in self.tokens(choice):
-                assert token.logprob == (None if num_tops is None else -0.5)
-                assert len(token.top) == (num_tops or 0)
+            assert self.tokens(choice) == self.expected_tokens(choice)
             assert self.finish(choice).finish_reason == "length"
         total = sum(len(self.expected(choice)) for choice in range(self.request.n))
         assert self.summary.num_output_tokens == total
@@ -224,6 +224,7 @@ class Town(Table):
         self._num_guests = 0
 
     def add(self, name: str, role: Role, **settings: Any) -> TownWorker:
+        assert name not in self.workers
         worker = TownWorker(self, name, role, **{**self._worker, **settings})
         self.workers[worker.record.worker_id] = worker
         self.everybody.append(worker)

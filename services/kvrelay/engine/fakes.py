@@ -42,13 +42,16 @@ def digests(tokens: Sequence[TokenId]) -> list[int]:
 
 @dataclass(slots=True)
 class FakeModel:
-    """A pure function from what was said so far to the next token."""
+    """A pure function from what was said so far to the next token. Penalties make it depend on where the prompt ends,
+    as they do in a true one, and every log probability tells after which tokens it was drawn."""
 
     vocab_size: int = 256
     eos_token_ids: frozenset[int] = frozenset()
 
-    def draw(self, digest: int, sampling: SamplingParams, draw: Draw) -> Token:
+    def draw(self, digest: int, num_prompt: int, sampling: SamplingParams, draw: Draw) -> Token:
         luck = 0 if sampling.is_greedy else _mix(sampling.seed, draw.choice, draw.index)
+        if sampling.frequency_penalty or sampling.presence_penalty:
+            luck = _mix(luck, num_prompt)
         eos = frozenset[int]() if sampling.ignore_eos else self.eos_token_ids
         barred = eos | set(sampling.stop_token_ids) if draw.index < sampling.min_tokens else frozenset[int]()
         chosen = _mix(digest, luck) % self.vocab_size
@@ -57,23 +60,30 @@ class FakeModel:
         token_id = TokenId(chosen)
         if sampling.logprobs is None:
             return Token(token_id)
-        top = tuple((TokenId((token_id + i) % self.vocab_size), -0.5 - i) for i in range(sampling.logprobs))
-        return Token(token_id, -0.5, top)
+        logprob = -(_mix(digest, token_id) % 64) / 8
+        top = tuple((TokenId((token_id + i) % self.vocab_size), logprob - i) for i in range(sampling.logprobs))
+        return Token(token_id, logprob, top)
 
     def continue_from(
         self, token_ids: Sequence[TokenId], num_prompt: int, sampling: SamplingParams, choice: Choice, *, limit: int
     ) -> list[TokenId]:
         """The output a correct engine gives, from `token_ids` to the end; `limit`: longest sequence in tokens."""
+        drawn = self.drawn_from(token_ids, num_prompt, sampling, choice, limit=limit)
+        return [*token_ids[num_prompt:], *(token.token_id for token in drawn)]
+
+    def drawn_from(
+        self, token_ids: Sequence[TokenId], num_prompt: int, sampling: SamplingParams, choice: Choice, *, limit: int
+    ) -> list[Token]:
         stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else self.eos_token_ids)
-        tokens, digest = list(token_ids), digests(token_ids)[-1]
+        drawn, digest, num_tokens = list[Token](), digests(token_ids)[-1], len(token_ids)
         while True:
-            index = len(tokens) - num_prompt
-            token_id = self.draw(digest, sampling, Draw(choice, index)).token_id
-            tokens.append(token_id)
-            digest = _mix(digest, token_id)
-            is_stop = token_id in stops and index >= sampling.min_tokens
-            if is_stop or index + 1 >= sampling.max_tokens or len(tokens) >= limit:
-                return tokens[num_prompt:]
+            index = num_tokens - num_prompt
+            drawn.append(token := self.draw(digest, num_prompt, sampling, Draw(choice, index)))
+            num_tokens += 1
+            digest = _mix(digest, token.token_id)
+            is_stop = token.token_id in stops and index >= sampling.min_tokens
+            if is_stop or index + 1 >= sampling.max_tokens or num_tokens >= limit:
+                return drawn
 
 
 class FakeRunner:
@@ -112,7 +122,7 @@ class FakeRunner:
             self.kv[row.block_table[position // self.block_size], position % self.block_size] = digest
         if row.key in self.nan_keys:
             return RowResult((), "the logits of this row are not numbers")
-        return RowResult(tuple(self.model.draw(digest, row.sampling, draw) for draw in row.draws))
+        return RowResult(tuple(self.model.draw(digest, row.num_prompt, row.sampling, draw) for draw in row.draws))
 
     def _read(self, row: Row, position: int) -> int:
         return self.kv[row.block_table[position // self.block_size], position % self.block_size]
