@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kvrelay.core.progress import Progress
-from kvrelay.model.obtain import obtain
+from kvrelay.model.obtain import obtain, obtain_demo_gguf
 from kvrelay_loadtest.peers.catalog import PEERS, Peer, python_of, version_of, why_absent
-from kvrelay_loadtest.peers.gguf import obtain_demo_gguf
 from kvrelay_loadtest.peers.process import RunnerFailed, RunnerProcess
 from kvrelay_loadtest.provenance import caption, provenance
 from kvrelay_loadtest.show import note, print_table

@@ -25,10 +25,9 @@ from kvrelay.core.errors import ConfigError
 from kvrelay.core.kv import blocks_for
 from kvrelay.core.progress import NullProgress, Progress
 from kvrelay.model.load import LoadedModel, load
-from kvrelay.model.obtain import obtain
+from kvrelay.model.obtain import obtain, obtain_demo_gguf
 from kvrelay.text.tokenizer import Tokenizer
 from kvrelay_loadtest.drift import Drift, NotFinite, compare, every_logits, log_probabilities, windows_of
-from kvrelay_loadtest.peers.gguf import obtain_demo_gguf
 from kvrelay_loadtest.provenance import caption, provenance
 from kvrelay_loadtest.show import note, print_table
 

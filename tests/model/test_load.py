@@ -53,7 +53,7 @@ def test_what_a_worker_gets(tmp_path: Path) -> None:
     assert model.num_tokens == VOCAB
     assert model.eos_token_ids == {EOS, 261}
     assert model.served_name == "tiny-t"
-    assert model.capacity.startswith("256 blocks, 2,048 tokens, 8.0 sessions")
+    assert model.capacity.startswith("weights float32; 256 blocks, 2,048 tokens, 8.0 sessions")
     assert progress.tasks == [[2, 2]]
     assert progress.finished == 1
 

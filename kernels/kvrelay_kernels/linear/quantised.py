@@ -65,3 +65,26 @@ def stack(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
 
 def _offsets(part: QuantisedWeight) -> Tensor:
     return torch.zeros_like(part.scales) if part.offsets is None else part.offsets
+
+
+def quantise_rows(weight: Tensor) -> QuantisedWeight:
+    """8 bits, one scale per row: off by at most half a step of absmax / 127."""
+    wide = weight.float()
+    scales = wide.abs().amax(dim=1, keepdim=True) / 127
+    codes = (wide / _divisor(scales)).round().to(torch.int8)
+    return QuantisedWeight(codes, scales, None, 8, weight.shape[1])
+
+
+def quantise_groups(weight: Tensor) -> QuantisedWeight:
+    """4 bits, a scale and an offset per group: off by at most half a step of (max − min) / 15. in % GROUP = 0."""
+    rows, columns = weight.shape
+    grouped = weight.float().view(rows, columns // GROUP, GROUP)
+    offsets = grouped.amin(dim=2)
+    scales = (grouped.amax(dim=2) - offsets) / 15
+    codes = ((grouped - offsets.unsqueeze(2)) / _divisor(scales).unsqueeze(2)).round().to(torch.int8)
+    return QuantisedWeight(codes.view(rows, columns), scales, offsets, 4, GROUP)
+
+
+def _divisor(scales: Tensor) -> Tensor:
+    """Where all are equal the scale is 0, and every code too."""
+    return torch.where(scales > 0, scales, torch.ones_like(scales))

@@ -10,12 +10,14 @@ import typer
 _REDIS = "Redis URL, redis://host:port/db; or set KVRELAY_REDIS_URL."
 
 _CONFIG = "Settings in YAML; deploy/laptop.yaml is one. Flags win over it."
-_MODEL = "A directory as Hugging Face saves it, or a hub name."
+_MODEL = "A directory as Hugging Face saves it, a .gguf, a hub name; demo-gguf is the demo in 4 bits."
+_WEIGHTS = "auto (as the file has them), bf16, int8 or int4."
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help=_CONFIG)]
 ModelPath = Annotated[str | None, typer.Option("--model", show_default="demo", help=_MODEL)]
 ServedName = Annotated[str | None, typer.Option(show_default="last part of the path", help="Model id in the API.")]
 Dtype = Annotated[str | None, typer.Option(show_default="auto", help="auto, float32, bfloat16 or float16.")]
+Weights = Annotated[str | None, typer.Option(show_default="auto", help=_WEIGHTS)]
 MaxContext = Annotated[int | None, typer.Option(min=1, show_default="the model's", help="Longest sequence in tokens.")]
 KvMemory = Annotated[str | None, typer.Option(show_default="auto", help="KV memory per worker, such as 2GiB.")]
 NumBlocks = Annotated[int | None, typer.Option(min=2, help="KV blocks per worker, instead of --kv-memory.")]

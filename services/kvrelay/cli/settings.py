@@ -20,6 +20,7 @@ def cluster_config(
     model: str | None = None,
     served_name: str | None = None,
     dtype: str | None = None,
+    weights: str | None = None,
     max_context: int | None = None,
     kv_memory: str | None = None,
     num_blocks: int | None = None,
@@ -36,7 +37,9 @@ def cluster_config(
         metrics_port = config.router.metrics_port or DEFAULT_METRICS_PORT
     return replace(
         config,
-        model=_over(config.model, path=model, served_name=served_name, dtype=dtype, max_context=max_context),
+        model=_over(
+            config.model, path=model, served_name=served_name, dtype=dtype, weights=weights, max_context=max_context
+        ),
         engine=_over(config.engine, kv_memory=kv_memory, num_blocks=num_blocks),
         cluster=_over(config.cluster, prefill=prefill, decode=decode),
         placement=_over(config.placement, redis_url=redis_url),

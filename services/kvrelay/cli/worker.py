@@ -42,6 +42,7 @@ def command(
     kv_memory: options.KvMemory = None,
     num_blocks: options.NumBlocks = None,
     dtype: options.Dtype = None,
+    weights: options.Weights = None,
     max_context: options.MaxContext = None,
     threads: Annotated[int | None, typer.Option(min=0, show_default="a fair share", help="Compute threads.")] = None,
     metrics_port: Annotated[int | None, typer.Option(min=0, show_default="none", help="Publish /metrics here.")] = None,
@@ -53,7 +54,9 @@ def command(
     settings = load_config(config)
     settings = replace(
         settings,
-        model=_over(settings.model, path=model, served_name=served_name, dtype=dtype, max_context=max_context),
+        model=_over(
+            settings.model, path=model, served_name=served_name, dtype=dtype, weights=weights, max_context=max_context
+        ),
         engine=_over(settings.engine, kv_memory=kv_memory, num_blocks=num_blocks),
         placement=_over(settings.placement, redis_url=redis_url),
         worker=_over(

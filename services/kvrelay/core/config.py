@@ -22,11 +22,13 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     path: str = "demo"
-    """A directory, a hub name, or "demo" (SmolLM2-135M-Instruct, fetched once)."""
+    """A directory, a .gguf, a hub name, "demo" (SmolLM2-135M-Instruct, fetched once) or "demo-gguf" (in 4 bits)."""
     served_name: str = ""
     """Default: the last part of the path."""
     dtype: str = "auto"
     """auto | float32 | bfloat16 | float16. auto: bfloat16 where the processor multiplies it natively, else float32."""
+    weights: str = "auto"
+    """auto | bf16 | int8 | int4. auto: as the file has them, so a GGUF is served from its own tensors."""
     numerics: str = "auto"
     """auto | exact | fast. exact: a request's bits do not depend on batch, chunks, placement, transfer or replay, and
     only workers that compute alike hand over to each other. auto: exact where the kernels can, which costs nothing."""

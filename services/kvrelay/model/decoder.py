@@ -17,6 +17,7 @@ from torch import Tensor
 from kvrelay.model.spec import DecoderSpec
 from kvrelay.model.weights import LayerWeights, Weights
 from kvrelay_kernels.dispatch import Ops, Plan
+from kvrelay_kernels.linear.quantised import QuantisedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def forward(spec: DecoderSpec, weights: Weights, ops: Ops, caches: Sequence[Tens
 
     Returns hidden states before the final norm of the tokens in `last_rows`: [rows, hidden].
     """
-    residual = F.embedding(step.token_ids, weights.embedding)  # [tokens, hidden]
+    residual = _embed(weights, step.token_ids)  # [tokens, hidden]
     x = ops.rms_norm(residual, weights.layers[0].input_norm, spec.rms_eps)
     for index, layer in enumerate(weights.layers):
         if index > 0:
@@ -56,6 +57,13 @@ def logits(spec: DecoderSpec, weights: Weights, ops: Ops, hidden: Tensor) -> Ten
     """[rows, hidden] → [rows, vocab] float32."""
     x = ops.rms_norm(hidden, weights.final_norm, spec.rms_eps)
     return ops.linear(x, weights.head.packed, None).float()
+
+
+def _embed(weights: Weights, token_ids: Tensor) -> Tensor:
+    table = weights.embedding
+    if isinstance(table, QuantisedWeight):
+        return table.rows(token_ids).dequantise().to(weights.layers[0].input_norm.dtype)
+    return F.embedding(token_ids, table)
 
 
 def _attention(

@@ -11,17 +11,21 @@ from pathlib import Path
 
 from kvrelay.core.handoff import KvIdentity
 from kvrelay.core.kv import KvLayout
+from kvrelay.model.checkpoint import weight_files
 from kvrelay.model.rope import RopeSpec
 from kvrelay.model.spec import DecoderSpec
-from kvrelay.model.weights import weight_files
 
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096
 """Per weights file: evenly spread pieces. A retrained model differs in nearly every one."""
 
+GGUF_HEAD_BYTES = 1 << 20
+"""Its names and shapes lie in there; how long they are is not said in front."""
 
-def identify(directory: Path, spec: DecoderSpec, layout: KvLayout) -> KvIdentity:
+
+def identify(directory: Path, spec: DecoderSpec, layout: KvLayout, form: str = "") -> KvIdentity:
+    """`form`: see `Weights.form`; other weights make other KV."""
     return KvIdentity(
-        model=_model_digest(directory, spec),
+        model=_model_digest(directory, spec, form),
         rope=_digest([json.dumps(asdict(spec.rope), sort_keys=True).encode()]),
         tokenizer=_digest([(directory / "tokenizer.json").read_bytes()]),
         num_layers=layout.num_layers,
@@ -31,11 +35,11 @@ def identify(directory: Path, spec: DecoderSpec, layout: KvLayout) -> KvIdentity
     )
 
 
-def _model_digest(directory: Path, spec: DecoderSpec) -> str:
+def _model_digest(directory: Path, spec: DecoderSpec, form: str) -> str:
     """The spec without what has its own digest or only bounds requests, the files' headers, samples of their bytes."""
     shape = asdict(replace(spec, rope=RopeSpec(), max_context=0, eos_token_ids=frozenset()))
     shape["eos_token_ids"] = []
-    digest = hashlib.blake2b(json.dumps(shape, sort_keys=True).encode(), digest_size=16)
+    digest = hashlib.blake2b(json.dumps(shape, sort_keys=True).encode() + form.encode(), digest_size=16)
     for path in weight_files(directory):
         for piece in _pieces(path):
             digest.update(piece)
@@ -43,12 +47,12 @@ def _model_digest(directory: Path, spec: DecoderSpec) -> str:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """A safetensors file's header (names, shapes, dtypes) and samples of its data."""
+    """A safetensors file's header (names, shapes, dtypes), or the start of a GGUF, and samples of the data."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = file.read(8)
         yield length
-        header_bytes = struct.unpack("<Q", length)[0]
+        header_bytes = GGUF_HEAD_BYTES if length[:4] == b"GGUF" else struct.unpack("<Q", length)[0]
         yield file.read(header_bytes)
         begin = 8 + header_bytes
         step = max(SAMPLE_BYTES, (size - begin) // NUM_SAMPLES)

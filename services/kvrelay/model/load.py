@@ -12,15 +12,17 @@ from kvrelay.core.errors import ConfigError
 from kvrelay.core.handoff import KvIdentity
 from kvrelay.core.kv import KvLayout
 from kvrelay.core.progress import NullProgress, Progress
+from kvrelay.model.checkpoint import weight_files
 from kvrelay.model.device import choose_device, choose_dtype, choose_num_blocks, choose_numerics
 from kvrelay.model.identity import identify
+from kvrelay.model.obtain import obtain_gguf
 from kvrelay.model.rope import RopeTable
 from kvrelay.model.runner import TorchRunner
 from kvrelay.model.sampler import Sampler
 from kvrelay.model.spec import DecoderSpec, read_spec
 from kvrelay.model.storage import DTYPES, KvStorage, capacity_line
 from kvrelay.model.vocabulary import count_tokens
-from kvrelay.model.weights import Weights, load_weights, weight_files
+from kvrelay.model.weights import FORMATS, Weights, load_weights
 from kvrelay_kernels.dispatch import ops_for
 
 
@@ -47,14 +49,17 @@ class LoadedModel:
 
     @property
     def capacity(self) -> str:
-        return capacity_line(self.layout, self.num_blocks, self.spec.max_context)
+        room = capacity_line(self.layout, self.num_blocks, self.spec.max_context)
+        return f"weights {self.weights.form or self.dtype}; {room}"
 
 
 def served_name(settings: ModelSettings, directory: Path) -> str:
-    """`--served-name`, else the last part of the path the user gave; the demo is known by its own name."""
+    """`--served-name`, else the last part of the path the user gave; demo and GGUF are known by their own names."""
     if settings.served_name:
         return settings.served_name
-    return directory.name if settings.path == "demo" else settings.path.rstrip("/").rsplit("/", 1)[-1]
+    if settings.path in ("demo", "demo-gguf"):
+        return directory.name
+    return settings.path.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class Plan:
 
 def plan(directory: Path, model: ModelSettings, engine: EngineSettings) -> Plan:
     """Raises ConfigError with what cannot work: takes no memory, so `kvrelay up` asks before it starts anything."""
+    if model.weights not in FORMATS:
+        raise ConfigError(f"`model.weights` {model.weights!r} is not known; known: {', '.join(FORMATS)}")
     device = choose_device()
     dtype = choose_dtype(model.dtype, device)
     spec = read_spec(directory)
@@ -85,7 +92,10 @@ def plan(directory: Path, model: ModelSettings, engine: EngineSettings) -> Plan:
 def load(
     directory: Path, model: ModelSettings, engine: EngineSettings, *, threads: int = 0, progress: Progress | None = None
 ) -> LoadedModel:
-    """`threads` > 0 sets torch's compute threads for the process. Raises ConfigError with what cannot work."""
+    """`directory` may be a GGUF; `threads` > 0 sets torch's compute threads. Raises ConfigError for what can't work."""
+    told = progress or NullProgress()
+    if directory.suffix == ".gguf" and not directory.is_dir():
+        directory = obtain_gguf(directory, told)
     if threads > 0:
         torch.set_num_threads(threads)
     wanted = plan(directory, model, engine)
@@ -93,7 +103,7 @@ def load(
     ops = ops_for(device, DTYPES[dtype], spec.head_dim)
     numerics = choose_numerics(model.numerics, ops, dtype)
     with torch.inference_mode():
-        weights = load_weights(directory, spec, DTYPES[dtype], device, ops, progress or NullProgress())
+        weights = load_weights(directory, spec, DTYPES[dtype], device, ops, told, model.weights)
         rope = RopeTable(spec.rope, spec.head_dim, context, device)
     num_blocks = choose_num_blocks(engine, layout, device)
     storage = KvStorage(layout, num_blocks, device, ops)  # outside: other threads write into it
@@ -101,7 +111,7 @@ def load(
     return LoadedModel(
         runner=TorchRunner(spec, weights, storage, rope, sampler, ops),
         storage=storage,
-        identity=identify(directory, spec, layout),
+        identity=identify(directory, spec, layout, weights.form),
         layout=layout,
         spec=spec,
         num_blocks=num_blocks,

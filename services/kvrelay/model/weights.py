@@ -1,25 +1,31 @@
-"""From safetensors, one file or many, straight into the tensors the decoder multiplies with: qkv and gate-up fused.
+"""From a checkpoint straight into what the decoder multiplies with: qkv and gate-up fused, in the wanted format.
 
-At no moment is more than one source tensor in memory beside what has been built.
+    auto   as the file has it: floats in the compute dtype, the codes of a GGUF as they are
+    bf16   floats in the compute dtype, codes written out
+    int8   one scale per output row; codes stay, they are at most that wide
+    int4   groups of 32 with scale and offset; embedding and head in int8, 4-bit codes stay
+
+Floats are copied one tensor at a time; of codes one fused group is in memory beside what has been built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.progress import Progress
-from kvrelay.model.spec import DecoderSpec, read_json
+from kvrelay.model.checkpoint import Checkpoint, open_checkpoint
+from kvrelay.model.spec import DecoderSpec
 from kvrelay_kernels.dispatch import Ops, Packed
+from kvrelay_kernels.linear.quantised import GROUP, QuantisedWeight, quantise_groups, quantise_rows, stack
+
+FORMATS = ("auto", "bf16", "int8", "int4")
+Weight = Tensor | QuantisedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,84 +51,60 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    embedding: Tensor
+    embedding: Weight
     """[vocab, hidden]."""
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: Linear
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, in name order. Raises ConfigError if there are none or one is missing."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-    else:
-        names = [path.name for path in sorted(directory.glob("*.safetensors"))]
-    if not names:
-        raise ConfigError(f"{directory} holds no *.safetensors; other weight formats are not read")
-    missing = [name for name in names if not (directory / name).exists()]
-    if missing:
-        raise ConfigError(f"{directory} lacks {', '.join(missing)}, which its index names")
-    return [directory / name for name in names]
+    form: str
+    """What the numbers went through, such as "Q4_1+Q8_0" or "int8"; empty: floats as the checkpoint has them."""
 
 
 def load_weights(
-    directory: Path, spec: DecoderSpec, dtype: torch.dtype, device: torch.device, ops: Ops, progress: Progress
+    directory: Path, spec: DecoderSpec, dtype: torch.dtype, device: torch.device, ops: Ops, progress: Progress,
+    form: str = "auto",
 ) -> Weights:
+    """`form`: one of FORMATS."""
     progress.start("load weights", spec.num_layers)
-    with Checkpoint(directory) as checkpoint:
-        builder = _Builder(checkpoint, spec, dtype, device, ops.pack)
-        embedding = builder.whole("model.embed_tokens.weight", spec.vocab, spec.hidden)
+    with open_checkpoint(directory) as checkpoint:
+        shown = described(checkpoint.types, form)
+        builder = _Builder(checkpoint, spec, dtype, device, ops.pack, form)
+        embedding = builder.table("model.embed_tokens.weight")
         layers = []
         for layer in range(spec.num_layers):
             layers.append(builder.layer(layer))
             progress.advance(1)
         final_norm = builder.whole("model.norm.weight", spec.hidden)
-        head = embedding if spec.tied else builder.whole("lm_head.weight", spec.vocab, spec.hidden)
+        head = embedding if spec.tied else builder.table("lm_head.weight")
     progress.done()
-    return Weights(embedding, tuple(layers), final_norm, Linear(ops.pack(head)))
+    return Weights(embedding, tuple(layers), final_norm, Linear(ops.pack(head)), shown)
 
 
-class Checkpoint:
-    """Every tensor of a checkpoint by name, read when asked for."""
+def described(types: Sequence[str], form: str) -> str:
+    """See `Weights.form`. `types`: what a checkpoint holds beside floats."""
+    if form == "bf16" or (form == "auto" and not types):
+        return ""
+    held = "+".join(types)
+    if form == "auto":
+        return held
+    return f"{form} of {held}" if held else form
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._open = ExitStack()
-        self._files: dict[str, Any] = {}
 
-    def __enter__(self) -> Checkpoint:
-        for path in weight_files(self._directory):
-            try:
-                file = self._open.enter_context(safe_open(str(path), framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise ConfigError(f"cannot read {path}: {error}") from error
-            self._files |= dict.fromkeys(file.keys(), file)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-
-    def read(self, name: str) -> Tensor:
-        if name not in self._files:
-            raise ConfigError(f"{self._directory}: the checkpoint has no tensor {name}")
-        tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor
+Parts = Sequence[tuple[str, int]]
+"""Names and rows."""
 
 
 class _Builder:
     def __init__(
         self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype, device: torch.device,
-        pack: Callable[[Tensor], Packed],
+        pack: Callable[[Weight], Packed], form: str,
     ) -> None:
         self._checkpoint = checkpoint
         self._spec = spec
         self._dtype = dtype
         self._device = device
         self._pack = pack
+        self._form = form
 
     def layer(self, layer: int) -> LayerWeights:
         spec, at = self._spec, f"model.layers.{layer}."
@@ -140,22 +122,51 @@ class _Builder:
             down=self._linear([(mlp + "down_proj", spec.hidden)], spec.ffn, False),
         )
 
-    def whole(self, name: str, *shape: int) -> Tensor:
-        return self._fused([(name, shape[0])], shape[1:])
+    def table(self, name: str) -> Weight:
+        """[vocab, hidden]: the embedding or the head. 4 bits are too few for either: int8 then."""
+        form = "int8" if self._form == "int4" else self._form
+        return self._weight([(name, self._spec.vocab)], self._spec.hidden, form)
 
-    def _linear(self, parts: list[tuple[str, int]], inputs: int, has_bias: bool) -> Linear:
-        weight = self._fused([(f"{name}.weight", rows) for name, rows in parts], (inputs,))
-        bias = self._fused([(f"{name}.bias", rows) for name, rows in parts], ()) if has_bias else None
+    def whole(self, name: str, size: int) -> Tensor:
+        """A vector."""
+        return self._floats([(name, size)], ())
+
+    def _linear(self, parts: Parts, inputs: int, has_bias: bool) -> Linear:
+        weight = self._weight([(f"{name}.weight", rows) for name, rows in parts], inputs, self._form)
+        bias = self._floats([(f"{name}.bias", rows) for name, rows in parts], ()) if has_bias else None
         return Linear(self._pack(weight), bias)
 
-    def _fused(self, parts: list[tuple[str, int]], rest: tuple[int, ...]) -> Tensor:
-        """The named tensors, one below the other."""
+    def _weight(self, parts: Parts, inputs: int, form: str) -> Weight:
+        """The named matrices, one below the other, in `form`."""
+        all_coded = all(self._checkpoint.is_coded(name) for name, _ in parts)
+        if form == "bf16" or (form == "auto" and not all_coded):
+            return self._floats(parts, (inputs,))
+        sources = [self._read(name, (rows, inputs)) for name, rows in parts]
+        return stack([_codes(source, form, keep=all_coded) for source in sources])
+
+    def _floats(self, parts: Parts, rest: tuple[int, ...]) -> Tensor:
+        """The named tensors, one below the other, in the compute dtype."""
         fused = torch.empty((sum(rows for _, rows in parts), *rest), dtype=self._dtype, device=self._device)
         begin = 0
         for name, rows in parts:
-            source = self._checkpoint.read(name)
-            if tuple(source.shape) != (rows, *rest):
-                raise ConfigError(f"{name} has shape {list(source.shape)}; config.json asks for {[rows, *rest]}")
-            fused[begin : begin + rows].copy_(source)
+            source = self._read(name, (rows, *rest))
+            fused[begin : begin + rows].copy_(source.dequantise() if isinstance(source, QuantisedWeight) else source)
             begin += rows
         return fused
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Weight:
+        source = self._checkpoint.read(name)
+        if tuple(source.shape) != shape:
+            raise ConfigError(f"{name} has shape {list(source.shape)}; config.json asks for {list(shape)}")
+        return source
+
+
+def _codes(source: Weight, form: str, *, keep: bool) -> QuantisedWeight:
+    """`keep`: codes that are narrow enough stay as they are, because all they are fused with are codes too."""
+    if isinstance(source, QuantisedWeight):
+        if keep and (form != "int4" or source.bits == 4):
+            return source
+        source = source.dequantise()
+    if form == "int4" and source.shape[1] % GROUP == 0:
+        return quantise_groups(source)
+    return quantise_rows(source)
