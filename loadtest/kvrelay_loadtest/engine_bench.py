@@ -96,7 +96,8 @@ def run_engine_bench(bench: EngineBench, progress: Progress) -> dict[str, Any]:
     for weights in bench.weights:
         loaded = load(directory, model_settings(bench, weights), settings, threads=bench.threads, progress=progress)
         _touch(loaded)
-        name = NAMES.get(loaded.dtype, loaded.dtype) if weights == "auto" else weights
+        form = loaded.weights.form or NAMES.get(loaded.dtype, loaded.dtype)
+        name = form if weights == "auto" else weights
         size = weight_bytes(loaded.weights)
         cells = _decode_cells(bench, loaded, settings, progress, skipped)
         measured.append(Measured(name, loaded.kernels, size, read_gbps(size), loaded.layout, cells))

@@ -46,7 +46,7 @@ WEIGHTS = ("bf16", "int8", "int4")
 KV = ("bf16", "int8")
 CHECKPOINT = "the checkpoint's own numbers, computed in float32"
 WRITTEN_OUT = "the file's own codes written out as float32, computed in float32: what computing with the codes costs"
-COLUMNS = ("weights", "KV", "kernels", "KL mean", "KL p99", "top-1")
+COLUMNS = ("weights", "held as", "KV", "kernels", "KL mean", "KL p99", "top-1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +175,15 @@ def _row(
     except NotFinite as error:
         return _absent(weights, kv, str(error))
     return {
-        "weights": weights, "kv": kv, "kernels": model.kernels, "kv_dtype": model.layout.dtype,
+        "weights": weights, "kv": kv, "form": model.weights.form or model.dtype, "kernels": model.kernels,
+        "kv_dtype": model.layout.dtype,
         "kl_mean": drift.mean, "kl_p99": drift.p99, "top1": drift.top1, "tokens": drift.count,
         "seconds": time.perf_counter() - began, "absent": None,
     }  # fmt: skip
 
 
 def _absent(weights: str, kv: str, why: str) -> dict[str, Any]:
-    return {"weights": weights, "kv": kv, **dict.fromkeys(("kernels", "kl_mean", "kl_p99", "top1", "tokens")),
+    return {"weights": weights, "kv": kv, **dict.fromkeys(("form", "kernels", "kl_mean", "kl_p99", "top1", "tokens")),
             "absent": why}  # fmt: skip
 
 
@@ -208,7 +209,7 @@ def print_quality_bench(document: dict[str, Any]) -> None:
     sample = document["sample"]
     note(f"{sample['tokens']:,} tokens in {sample['windows']} windows of {', '.join(sample['files'])}")
     rows = [
-        (row["weights"], row["kv"], row["kernels"], _small(row["kl_mean"]), _small(row["kl_p99"]),
+        (row["weights"], row["form"], row["kv"], row["kernels"], _small(row["kl_mean"]), _small(row["kl_p99"]),
          None if row["top1"] is None else f"{row['top1']:.2%}")
         for row in document["rows"]
     ]  # fmt: skip

@@ -32,8 +32,8 @@ class Ours:
             loaded.num_blocks, loaded.layout.block_size, loaded.max_context, loaded.eos_token_ids,
             loaded.identity.fingerprint(), loaded.dtype, loaded.num_tokens,
         )  # fmt: skip
-        megabytes = weight_bytes(loaded.weights) / 1e6
-        return {"version": version("kvrelay"), "kernels": f"{loaded.kernels}, {megabytes:.0f} MB of weights"}
+        form, megabytes = loaded.weights.form or loaded.dtype, weight_bytes(loaded.weights) / 1e6
+        return {"version": version("kvrelay"), "kernels": f"{loaded.kernels}, {megabytes:.0f} MB of {form}"}
 
     def decode(self, batch: int, prompt: int, tokens: int, seed: int) -> dict[str, Any]:
         yard = self._yard(seed)
