@@ -13,7 +13,10 @@ from kvrelay.core.errors import ConfigError
 runner = CliRunner()
 
 
-@pytest.mark.parametrize("command", ["engine", "peers", "quality", "serve", "relay", "router", "compare", "report"])
+COMMANDS = ["engine", "peers", "quality", "serve", "relay", "router", "handoff", "compare", "report"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_bench_explains_itself(command: str) -> None:
     assert command in runner.invoke(app, ["bench", "--help"]).output
     result = runner.invoke(app, ["bench", command, "--help"])

@@ -209,6 +209,27 @@ def router(
     print_json(document) if as_json else print_router_bench(document)
 
 
+@app.command("handoff")
+def handoff(
+    quick: Annotated[bool, typer.Option("--quick", help="Only shows that it works.")] = False,
+    model: Model = "demo",
+    as_json: AsJson = False,
+) -> None:
+    """Pipes alone, the part of a transfer that clients feel, and running streams while KV arrives."""
+    _require("torch", "httpx")
+    from kvrelay_loadtest.children import ChildFailed
+    from kvrelay_loadtest.handoff_bench import HandoffBench, print_handoff_bench, run_handoff_bench
+    from kvrelay_loadtest.show import Bars, print_json
+
+    _leave_on_sigterm()
+    bench = HandoffBench(model=model)
+    try:
+        document = run_handoff_bench(bench.quick() if quick else bench, Bars())
+    except ChildFailed as error:
+        raise ConfigError(str(error)) from error
+    print_json(document) if as_json else print_handoff_bench(document)
+
+
 @app.command("compare")
 def compare(
     a: Annotated[Path, typer.Argument(help="Saved by bench serve --save.")],

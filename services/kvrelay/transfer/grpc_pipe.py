@@ -16,9 +16,9 @@ import grpc
 from kvrelay.core.errors import BadRequest
 from kvrelay.core.handoff import MAX_SLAB_BYTES, Commit, Receiver
 from kvrelay.pb import transfer_pb2 as pb
-from kvrelay.pb import transfer_pb2_grpc as pb_grpc
 from kvrelay.rpc.channel import open_channel
-from kvrelay.rpc.frames import Frame, frame_from_pb, frame_to_pb
+from kvrelay.rpc.frames import Frame
+from kvrelay.rpc.slab_bytes import frame_from_bytes, frame_to_bytes
 from kvrelay.rpc.tls import Tls
 from kvrelay.transfer.pipes import Accept, PushCall
 from kvrelay.transfer.words import PipeBroken, PushAnswer, PushFailed
@@ -26,6 +26,8 @@ from kvrelay.transfer.words import PipeBroken, PushAnswer, PushFailed
 MAX_FRAME_BYTES = 4 * MAX_SLAB_BYTES
 """A slab and its header, or a commit with the tokens and top logprobs of many choices."""
 MAX_CHANNELS = 64
+SERVICE = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
+PUSH = f"/{SERVICE}/Push"
 Line = tuple[str, int]
 """Address, and the generation of certificates that the channel was opened with."""
 
@@ -41,7 +43,10 @@ class GrpcPipe:
 
     def connect(self, receiver: Receiver) -> PushCall:
         line = (receiver.address, 0 if self._tls is None else self._tls.generation)
-        call = pb_grpc.KvTransferStub(self._channel(line)).Push()  # type: ignore[no-untyped-call]
+        push = self._channel(line).stream_unary(
+            PUSH, request_serializer=frame_to_bytes, response_deserializer=pb.PushResult.FromString
+        )
+        call = push()
         self._num_calls[line] = self._num_calls.get(line, 0) + 1
         call.add_done_callback(lambda _: self._call_ended(line))
         return GrpcCall(call)
@@ -75,7 +80,7 @@ class GrpcCall:
 
     async def send(self, frame: Frame) -> None:
         try:
-            await self._call.write(frame_to_pb(frame))
+            await self._call.write(frame)
             if isinstance(frame, Commit):
                 await self._call.done_writing()
         except grpc.aio.AioRpcError as error:
@@ -100,13 +105,20 @@ class GrpcCall:
         self._call.cancel()
 
 
-class GrpcPushService(pb_grpc.KvTransferServicer):
+class GrpcPushService:
     """The receiver's end: hands each Push call to `accept` as a stream of frames."""
 
     def __init__(self, accept: Accept) -> None:
         self._accept = accept
 
-    async def Push(self, request_iterator: AsyncIterator[pb.PushFrame], context: Any) -> pb.PushResult:
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """As the generated code would, but the frames arrive as bytes (`rpc/slab_bytes.py`)."""
+        method = grpc.stream_unary_rpc_method_handler(
+            self.Push, request_deserializer=bytes, response_serializer=pb.PushResult.SerializeToString
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Push": method}),))
+
+    async def Push(self, request_iterator: AsyncIterator[bytes], context: Any) -> pb.PushResult:
         answer = await self._accept(GrpcFrameStream(context))
         return pb.PushResult(committed=answer.committed, error=answer.error, retryable=answer.retryable)
 
@@ -120,7 +132,7 @@ class GrpcFrameStream:
         if message is grpc.aio.EOF:
             return None
         try:
-            return frame_from_pb(message)
+            return frame_from_bytes(message)
         except BadRequest as error:
             raise PushFailed(error.message, retryable=False) from error
 

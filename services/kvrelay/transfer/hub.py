@@ -20,11 +20,11 @@ from kvrelay.core.handles import HandleSeal
 from kvrelay.core.handoff import Commit, KvBytes, KvIdentity
 from kvrelay.core.ids import Incarnation, TransferId, WorkerId
 from kvrelay.core.ports import EngineInbox, Expected, Outgoing
-from kvrelay.pb import transfer_pb2_grpc as pb_grpc
 from kvrelay.rpc.server import bind, new_server
 from kvrelay.rpc.tls import Tls
 from kvrelay.transfer.desk import STOPPING, TransferDesk
 from kvrelay.transfer.grpc_pipe import MAX_FRAME_BYTES, GrpcPipe, GrpcPushService
+from kvrelay.transfer.memory import keep_freed_slabs
 from kvrelay.transfer.words import Home, TransferWatch, Unwatched
 
 START_TIMEOUT_S = 10.0
@@ -78,6 +78,7 @@ class TransferHub:
         """Serve on host:port (0: a free one); returns host:port. Raises OSError if it cannot listen there."""
         if self._inbox is None:
             raise RuntimeError("bind an inbox before start")
+        keep_freed_slabs()
         self._thread = threading.Thread(
             target=self._run_thread, args=(host, port, self._inbox), name="kv-transfer", daemon=True
         )
@@ -158,7 +159,5 @@ class TransferHub:
         server = new_server(
             max_message_bytes=MAX_FRAME_BYTES, max_concurrent_calls=self._settings.max_open + SPARE_CALLS
         )
-        pb_grpc.add_KvTransferServicer_to_server(  # type: ignore[no-untyped-call]
-            GrpcPushService(desk.receive), server
-        )
+        GrpcPushService(desk.receive).add_to(server)
         return server
