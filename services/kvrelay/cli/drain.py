@@ -1,4 +1,4 @@
-"""`kvrelay drain WORKER`: a plain worker process takes nothing new, finishes what it has, and ends."""
+"""`kvrelay drain WORKER`: a plain worker process takes nothing new, gives its streams to others, and ends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Going down without anybody noticing.
 
-    engine.drain ─▶ load says `draining` (routers place nothing here) ─▶ running sequences end ─▶ stop
+    engine.drain ─▶ load says `draining` (routers place nothing here) ─▶ running sequences move away, or end ─▶ stop
                                                                           └─ grace is over: stop anyway, routers replay
 """
 

@@ -1,7 +1,7 @@
 """A prefill or decode process, put together. No Ray: a Serve replica and `kvrelay worker` run the same object.
 
     start   load the model ─▶ engine + transfer hub ─▶ Attach server ─▶ registered, watched
-    drain   no new work; the running sequences end
+    drain   no new work; the running sequences move to other workers, or end
     stop    supervisor · presence · streams · Attach server · engine · hub · registry, in this order
     failed  (supervisor) every stream told at once, `health` says why, `wait` returns; the caller ends the process
 
