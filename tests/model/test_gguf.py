@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +156,21 @@ def test_damaged_files(tiny: Path, tmp_path: Path, damage: Any, words: str) -> N
 def test_a_missing_tensor_and_a_missing_file(tiny: Path, tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", tiny, without="model.layers.1.mlp.up_proj.weight")
     with pytest.raises(ConfigError, match=r"has no model\.layers\.1\.mlp\.up_proj\.weight"):
-        loaded(tmp_path / "m.gguf")
+        obtain(str(tmp_path / "m.gguf"))
     with pytest.raises(ConfigError, match="there is no file"):
         obtain(str(tmp_path / "none.gguf"))
     with pytest.raises(ConfigError, match="known: auto, bf16, int8, int4"):
         loaded(tiny, "int3")
+
+
+def test_a_tensor_of_another_shape_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
+    source = write_model_t(tmp_path / "other", ffn=256)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"intermediate_size": 192}))
+    write_gguf(tmp_path / "m.gguf", source)
+    with pytest.raises(ConfigError, match=r"shape \[256, 64\]; the file's own description asks for \[192, 64\]"):
+        obtain(str(tmp_path / "m.gguf"))
+    assert not list((tmp_path / "cache").rglob("config.json"))
 
 
 @settings(max_examples=60, deadline=None)

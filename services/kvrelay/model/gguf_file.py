@@ -82,6 +82,12 @@ class GgufFile:
         stored = {tensor.name: tensor for tensor in reader.tensors if tensor.name not in IGNORED}
         self.config = _config(self.metadata, tied="output.weight" not in stored)
         self.tensors = {_target(name): self._stored(name, tensor) for name, tensor in stored.items()}
+        for name, shape in _shapes(self.config).items():
+            if name not in self.tensors:
+                raise ConfigError(f"{path}: the GGUF has no {name}; is it one part of several?")
+            if self.tensors[name].shape != shape:
+                held = list(self.tensors[name].shape)
+                raise ConfigError(f"{path}: {name} has shape {held}; the file's own description asks for {list(shape)}")
 
     def _stored(self, name: str, tensor: Any) -> StoredTensor:
         heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
@@ -116,6 +122,23 @@ def _config(metadata: Metadata, tied: bool) -> dict[str, Any]:
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "torch_dtype": "bfloat16",
     }
+
+
+def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Every tensor that such a model consists of."""
+    hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    q, kv = (config[key] * config["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
+    layer: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,), "attn_q": (q, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden),
+        "attn_output": (hidden, q), "ffn_norm": (hidden,), "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden),
+        "ffn_down": (hidden, ffn),
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["output.weight"] = (vocab, hidden)
+    for index in range(config["num_hidden_layers"]):
+        shapes |= {f"blk.{index}.{part}.weight": shape for part, shape in layer.items()}
+    return {_target(name): shape for name, shape in shapes.items()}
 
 
 def _rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
