@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFEndian, GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -161,6 +162,18 @@ def test_a_missing_tensor_and_a_missing_file(tiny: Path, tmp_path: Path) -> None
         obtain(str(tmp_path / "none.gguf"))
     with pytest.raises(ConfigError, match="known: auto, bf16, int8, int4"):
         loaded(tiny, "int3")
+
+
+def test_the_other_byte_order_is_refused(tmp_path: Path) -> None:
+    writer = GGUFWriter(str(tmp_path / "m.gguf"), "llama", endianess=GGUFEndian.BIG)
+    writer.add_block_count(1)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match="in the other byte order"):
+        obtain(str(tmp_path / "m.gguf"))
 
 
 def test_a_tensor_of_another_shape_is_refused_before_anything_is_kept(tmp_path: Path) -> None:

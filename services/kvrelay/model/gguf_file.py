@@ -75,6 +75,8 @@ class GgufFile:
             reader = GGUFReader(str(path))
         except (OSError, ValueError, IndexError, KeyError) as error:
             raise ConfigError(f"cannot read {path} as GGUF: {error}; is it whole?") from error
+        if reader.byte_order == "S":  # swapped; whoever maps the tensors would not notice
+            raise ConfigError(f"{path} is a GGUF in the other byte order; convert it on a machine like this one")
         self.metadata = Metadata(reader, path)
         architecture = self.metadata.require("general.architecture")
         if architecture != "llama":
