@@ -10,7 +10,7 @@
 
 #include "../native/aligned.h"
 #include "../native/team.h"
-#include "softmax.h"
+#include "tiles.h"
 
 namespace kvrelay {
 
@@ -41,7 +41,15 @@ class AttentionScratch {
     q_.assign((size_t)(rows * head_dim), 0.f);
     visible_.resize((size_t)rows);
     for (auto& numbers : states_) numbers.assign((size_t)(rows * (stride + 2)), 0.f);
+#if defined(__AMX_BF16__)
+    operands_.fit(rows, head_dim);
+#endif
   }
+
+#if defined(__AMX_BF16__)
+  TileOperands& operands() { return operands_; }
+  TileRows& tile() { return tile_; }
+#endif
 
   float* lines() { return lines_.data(); }
   float* wide_lines() { return wide_.data(); }
@@ -63,6 +71,10 @@ class AttentionScratch {
   Aligned<float> lines_, wide_, q_, states_[2];
   const float* wide_rows_[kChunk];
   std::vector<Visible> visible_;
+#if defined(__AMX_BF16__)
+  TileOperands operands_;
+  TileRows tile_;
+#endif
 };
 
 /// Attention of one batch and shape: plan once, then `work` on every thread, a barrier, `finish` on every thread.
@@ -92,8 +104,8 @@ class Attention {
   void work(int64_t index, const Cache& cache, const Rows& q, AttentionScratch& scratch, Put put) {
     const AttentionItem& item = items_[(size_t)index];
     scratch.fit(rows_, head_dim_);
-    gather(item, q, scratch.q());
     const int64_t rows = item.num_queries * group_;
+    gather(item, q, cache, scratch);
     if (item.first_part >= 0) {
       attend_split(item, item.first_split, cache, scratch, part(item.first_part));
       return;
@@ -173,14 +185,28 @@ class Attention {
     return AttentionScratch::state(parts_.data() + index * rows_ * (stride_ + 2), rows_, stride_);
   }
 
-  /// Scaled query rows, heads of the group side by side.
-  void gather(const AttentionItem& item, const Rows& q, float* to) const {
+  /// Query rows, heads of the group side by side: scaled, or as tiles take them.
+  void gather(const AttentionItem& item, const Rows& q, const Cache& cache, AttentionScratch& scratch) const {
+#if defined(__AMX_BF16__)
+    if (cache.type == kBfloat16) {
+      configure_tiles(item.num_queries * group_ < kTileRows ? (int)(item.num_queries * group_) : kTileRows);
+      gather_rows(item, q, [&](int64_t row, int64_t i, V v, int lanes) KVR_HOT {
+        store_n(scratch.operands().q(row) + i, v, lanes);
+      });
+      return;
+    }
+#endif
+    gather_rows(item, q, [&](int64_t row, int64_t i, V v, int lanes) KVR_HOT {
+      store_n(scratch.q() + row * head_dim_ + i, v * splat(shape_.scale), lanes);
+    });
+  }
+
+  template <class Put>
+  void gather_rows(const AttentionItem& item, const Rows& q, Put put) const {
     for (int64_t row = 0; row < item.num_queries * group_; row++) {
       const int64_t query = begins_[(size_t)item.sequence] + item.first_query + row / group_;
       const int64_t from = query * q.row_stride + (item.head * group_ + row % group_) * head_dim_;
-      each(head_dim_, [&](int64_t i, int lanes) KVR_HOT {
-        store_n(to + row * head_dim_ + i, load_at(q.data, q.type, from + i, lanes) * splat(shape_.scale), lanes);
-      });
+      each(head_dim_, [&](int64_t i, int lanes) KVR_HOT { put(row, i, load_at(q.data, q.type, from + i, lanes), lanes); });
     }
   }
 
@@ -197,12 +223,12 @@ class Attention {
     const int64_t first = first_key(position(item.sequence, item.first_query));
     const int64_t last = position(item.sequence, item.first_query + item.num_queries - 1);
     const int64_t begin = first > split * kSplit ? first / kChunk * kChunk : split * kSplit;
-    const int64_t end = last + 1 < (split + 1) * kSplit ? last + 1 : (split + 1) * kSplit;
+    const int64_t all = last + 1, end = all < (split + 1) * kSplit ? all : (split + 1) * kSplit;
     const int32_t* table = batch_.tables + item.sequence * batch_.table_width;
     TokenRows<T> rows[2];
-    if (begin < end) rows[0].find(cache, table, item.head, begin, end);
+    if (begin < end) rows[0].find(cache, table, item.head, begin, all);
     for (int64_t key = begin, i = 0; key < end; key += kChunk, i ^= 1) {
-      rows[i ^ 1].find(cache, table, item.head, key + kChunk, end);
+      rows[i ^ 1].find(cache, table, item.head, key + kChunk, all);  // the next split's first chunk is fetched, too
       see_chunk(item, key, scratch.visible());
       attend_rows_of(item, rows[i], rows[i ^ 1], (int)(end - key < kChunk ? end - key : kChunk), scratch, state);
     }
@@ -213,6 +239,13 @@ class Attention {
       const AttentionItem& item, const TokenRows<T>& here, const TokenRows<T>& next, int num_keys,
       AttentionScratch& scratch, const Softmax& state) const {
     const int64_t rows = item.num_queries * group_;
+#if defined(__AMX_BF16__)
+    if constexpr (sizeof(T) == 2) {
+      scratch.operands().pack(here, next);
+      attend_in_tiles(scratch.operands(), scratch.visible(), rows, shape_.scale, state, scratch.tile());
+      return;
+    }
+#endif
     const Queries queries = {scratch.q(), head_dim_, scratch.visible()};
     transpose_keys(here, head_dim_, scratch.lines());
     if constexpr (sizeof(T) == 2) {
