@@ -74,3 +74,25 @@ def test_chunks_splits_and_threads_change_no_bit(ops: Ops, dtype: torch.dtype, w
                 assert torch.equal(attend(begin, end), whole[begin:end])
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-38], ids=["", "denormal"])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 8), (2, 24), (3, 64), (5, 80), (6, 128), (7, 40), (8, 96)])
+def test_a_few_rows_have_the_bits_of_many(ops: Ops, group: int, head_dim: int, scale: float) -> None:
+    """One query and its group take another way through the processor than a chunk of them, where that pays."""
+    length, block_size = 150, 16
+    generator = torch.Generator().manual_seed(2)
+    cache = poisoned_cache(1, block_size, head_dim, torch.bfloat16)
+    table = torch.randperm(40, generator=generator)[: -(-length // block_size)]
+    fill(cache, table, length, generator)
+    cache *= scale
+    q = (torch.randn(length, group, head_dim, generator=generator) / scale**0.5).bfloat16()
+
+    def attend(begin: int, end: int) -> torch.Tensor:
+        batch = AttentionBatch((end - begin,), (end,), table[None], head_dim**-0.5)
+        return ops.paged_attention(q[begin:end], cache, ops.plan_attention(batch, cache, group))
+
+    whole = attend(0, length)
+    assert whole.isfinite().all()
+    for begin, end in ((0, 1), (1, 2), (63, 64), (64, 65), (127, 129), (149, 150), (100, 103)):
+        assert torch.equal(attend(begin, end), whole[begin:end])
