@@ -7,7 +7,7 @@
 // A row meets the same products of the unit, over the same 64 keys, alone and among any others: rows never mix inside
 // it. Dimensions are padded with zeros to whole tiles, on both sides.
 //
-// Bound: 2·64·head_dim/32 products of up to 16 cycles per chunk and 16 rows; the softmax of 16·64 scores takes longer.
+// Bound: 2·64·head_dim/32 products of up to 16 cycles per chunk and 16 rows, and 16·64 exponentials.
 #pragma once
 
 #include "../linear/tiles.h"
