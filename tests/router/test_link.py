@@ -6,12 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import pytest
-
 from kvrelay.core.config import LinkSettings
 from kvrelay.core.placement import Load, Role, WorkerRecord
 from kvrelay.pb import worker_pb2 as pb
-from kvrelay.router import links
 from kvrelay.router.links import WorkerLink
 from kvrelay.router.scripted import ScriptedFleet
 from kvrelay.rpc.records import record_to_pb
@@ -22,16 +19,13 @@ BEAT = pb.WorkerMessage(beat=pb.Load())
 
 
 class Line:
-    """A channel and the one call on it. What the worker says is put in; `stuck`: it takes nothing any more."""
+    """The router's end of a stream. What the worker says is put in; `stuck`: it takes nothing any more."""
 
     def __init__(self) -> None:
         record = ScriptedFleet().add("decode-0", Role.DECODE).record
         self.said: asyncio.Queue[pb.WorkerMessage] = asyncio.Queue()
         self.said.put_nowait(pb.WorkerMessage(welcome=record_to_pb(record, Load())))
         self.stuck = False
-
-    def stream_stream(self, *_: object, **__: object) -> Callable[[], Line]:
-        return lambda: self
 
     async def read(self) -> pb.WorkerMessage:
         return await self.said.get()
@@ -40,7 +34,7 @@ class Line:
         if self.stuck:
             await asyncio.Event().wait()
 
-    async def close(self, grace: float | None) -> None: ...
+    async def close(self) -> None: ...
 
     async def beat(self) -> None:
         while True:
@@ -58,11 +52,10 @@ class Owner:
 Story = Callable[[Line, WorkerLink], Coroutine[Any, Any, None]]
 
 
-def play(monkeypatch: pytest.MonkeyPatch, story: Story) -> None:
+def play(story: Story) -> None:
     async def played() -> None:
         line = Line()
-        monkeypatch.setattr(links, "open_channel", lambda address, tls: line)
-        link = WorkerLink("nowhere:1", "router", SETTINGS, Owner())
+        link = WorkerLink("nowhere:1", "router", SETTINGS, Owner(), dial=lambda address: line)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(link.run())
             await story(line, link)
@@ -71,17 +64,17 @@ def play(monkeypatch: pytest.MonkeyPatch, story: Story) -> None:
     run_virtual(played())
 
 
-def test_a_silent_worker_is_lost_after_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_worker_is_lost_after_the_silence() -> None:
     async def story(line: Line, link: WorkerLink) -> None:
         await asyncio.sleep(SETTINGS.silence_s)
         assert link.is_up
         await asyncio.sleep(2 * SETTINGS.beat_s)
         assert not link.is_up
 
-    play(monkeypatch, story)
+    play(story)
 
 
-def test_a_worker_that_takes_nothing_is_lost_though_it_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_takes_nothing_is_lost_though_it_beats() -> None:
     async def story(line: Line, link: WorkerLink) -> None:
         beating = asyncio.create_task(line.beat())
         await asyncio.sleep(10 * SETTINGS.silence_s)
@@ -91,10 +84,10 @@ def test_a_worker_that_takes_nothing_is_lost_though_it_beats(monkeypatch: pytest
         assert not link.is_up
         beating.cancel()
 
-    play(monkeypatch, story)
+    play(story)
 
 
-def test_a_router_that_was_held_up_itself_blames_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_that_was_held_up_itself_blames_no_worker() -> None:
     async def story(line: Line, link: WorkerLink) -> None:
         beating = asyncio.create_task(line.beat())
         await asyncio.sleep(1.1)
@@ -106,4 +99,4 @@ def test_a_router_that_was_held_up_itself_blames_no_worker(monkeypatch: pytest.M
         assert link.is_up
         beating.cancel()
 
-    play(monkeypatch, story)
+    play(story)

@@ -30,4 +30,7 @@ GrpcPort = Annotated[int | None, typer.Option(show_default="9000", help="gRPC po
 MetricsPort = Annotated[
     int | None, typer.Option(show_default="9400", help="Process i publishes metrics at this + i; 0: none.")
 ]
+FaultRules = Annotated[
+    Path | None, typer.Option("--faults", exists=True, dir_okay=False, help="Rehearse: inject faults by these rules.")
+]
 WhichCluster = Annotated[int | None, typer.Option("--http-port", help="Which cluster, if there are several.")]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvrelay.cli import options
-from kvrelay.cli.settings import check_bindable
+from kvrelay.cli.settings import check_bindable, with_faults
 from kvrelay.cli.show import Bars
 from kvrelay.core.config import Config, load_config
 from kvrelay.core.errors import ConfigError
@@ -48,6 +48,7 @@ def command(
     config: options.ConfigFile = None,
     drain_s: Annotated[float, typer.Option(help="How long running streams may go on at the end.")] = 30.0,
     ready_file: Annotated[Path | None, typer.Option(help="Write the ports here as JSON once they listen.")] = None,
+    faults: options.FaultRules = None,
 ) -> None:
     """Run one router until it is told to stop: the HTTP and gRPC API in front of workers that run already."""
     settings = load_config(config)
@@ -58,6 +59,7 @@ def command(
         router=_over(
             settings.router, host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port
         ),
+        faults=with_faults(settings.faults, faults),
     )
     addresses = tuple(each.strip() for each in workers.split(",") if each.strip())
     if not addresses and not settings.placement.redis_url:
@@ -97,6 +99,7 @@ async def _serve(
     import signal
 
     from kvrelay.core.clock import SystemClock
+    from kvrelay.core.config import load_faults
     from kvrelay.observe.metrics import RouterMetrics
     from kvrelay.placement.open import open_registry
     from kvrelay.router.router import Router
@@ -109,9 +112,10 @@ async def _serve(
     listener = _listen(config.router.host, config.router.http_port)
     check_bindable("--grpc-port", config.router.host, config.router.grpc_port)
     metrics = RouterMetrics()
-    registry = open_registry(config.placement, SystemClock(), metrics)
+    faults = load_faults(config)
+    registry = open_registry(config.placement, SystemClock(), metrics, faults)
     tokenizer = Tokenizer.from_directory(directory)
-    router = Router(config, tokenizer, registry, static_workers=workers, metrics=metrics)
+    router = Router(config, tokenizer, registry, static_workers=workers, metrics=metrics, faults=faults)
     try:
         await router.start()
         await _open_doors(router, listener, stopped, drain_s, ready_file)

@@ -7,7 +7,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvrelay.core.config import Config, load_config
+import typer
+
+from kvrelay.core.config import Config, FaultSettings, load_config, read_faults
 from kvrelay.core.errors import ConfigError
 
 DEFAULT_METRICS_PORT = 9400
@@ -30,6 +32,7 @@ def cluster_config(
     http_port: int | None = None,
     grpc_port: int | None = None,
     metrics_port: int | None = None,
+    faults: Path | None = None,
 ) -> Config:
     """The file, then `KVRELAY_REDIS_URL`, then every flag that was given (None: it was not). Raises ConfigError."""
     config = load_config(path)
@@ -44,7 +47,20 @@ def cluster_config(
         cluster=_over(config.cluster, prefill=prefill, decode=decode),
         placement=_over(config.placement, redis_url=redis_url),
         router=_over(config.router, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port),
+        faults=with_faults(config.faults, faults),
     )
+
+
+def with_faults(settings: FaultSettings, rules: Path | None) -> FaultSettings:
+    """The path is absolute, because the processes that read it run elsewhere. Says loudly what was asked for."""
+    if rules is not None:
+        settings = FaultSettings(str(rules.resolve()))
+    if settings.rules:
+        parsed = read_faults(settings.rules)
+        typer.secho(f"FAULTS ON PURPOSE ({settings.rules}):", fg="red", bold=True, err=True)
+        for rule in parsed:
+            typer.secho(f"  {rule}", fg="red", err=True)
+    return settings
 
 
 def why_no_redis(settings: Config) -> str:

@@ -52,12 +52,13 @@ def command(
     max_context: options.MaxContext = None,
     served_name: options.ServedName = None,
     config: options.ConfigFile = None,
+    faults: options.FaultRules = None,
 ) -> None:
     """Start the cluster on this machine, stream one answer, and serve until Ctrl-C."""
     settings = cluster_config(
         config, model=model, served_name=served_name, dtype=dtype, weights=weights, max_context=max_context,
         kv_memory=kv_memory, num_blocks=num_blocks, prefill=prefill, decode=decode, redis_url=redis_url,
-        http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port,
+        http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, faults=faults,
     )  # fmt: skip
     if once is not None and detach:
         raise typer.BadParameter("--once stops the cluster, --detach leaves it running: choose one")

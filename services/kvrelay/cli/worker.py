@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvrelay.cli import options
-from kvrelay.cli.settings import check_bindable
+from kvrelay.cli.settings import check_bindable, with_faults
 from kvrelay.cli.show import Bars
 from kvrelay.core.config import Config, load_config
 from kvrelay.core.placement import Role
@@ -49,6 +49,7 @@ def command(
     drain_s: Annotated[float | None, typer.Option(min=0, help="How long running sequences may go on.")] = None,
     worker_id: Annotated[str | None, typer.Option("--id", show_default="role and random word", help="Its name")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the worker's record here as JSON once ready.")] = None,
+    faults: options.FaultRules = None,
 ) -> None:
     """Run one worker until it is told to stop. Routers find it in Redis, or are given its address (--workers)."""
     settings = load_config(config)
@@ -63,6 +64,7 @@ def command(
             settings.worker, role=role and role.value, worker_id=worker_id, host=host, port=port,
             metrics_port=metrics_port, threads=threads, drain_s=drain_s,
         ),
+        faults=with_faults(settings.faults, faults),
     )  # fmt: skip
     _run(settings, ready_file)
 

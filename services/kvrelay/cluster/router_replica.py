@@ -26,6 +26,7 @@ from kvrelay.cluster.replica_config import (
 )
 from kvrelay.cluster.serve_grpc import ServeGrpc
 from kvrelay.core.clock import SystemClock
+from kvrelay.core.config import load_faults
 from kvrelay.observe.metrics import RouterMetrics
 from kvrelay.placement.open import open_registry
 from kvrelay.router.http import build_app
@@ -45,10 +46,11 @@ class RouterReplica(ServeGrpc):
         config = replace(config, router=router)
         metrics = RouterMetrics()
         self._drain_s = config.worker.drain_s
-        redis = open_registry(config.placement, SystemClock(), metrics)
+        faults = load_faults(config)
+        redis = open_registry(config.placement, SystemClock(), metrics, faults)
         self._registry = RegistryWithRay(redis, RayDirectory(application_name()))
         tokenizer = Tokenizer.from_directory(model_directory(args, config))
-        self._router = Router(config, tokenizer, self._registry, metrics=metrics)
+        self._router = Router(config, tokenizer, self._registry, metrics=metrics, faults=faults)
         self._open_grpc(self._router, InferenceService(self._router), loopback_only=args["loopback_only"])
         await self._router.start()
 

@@ -7,6 +7,7 @@ One YAML file (`--config kvrelay.yaml`) has a section per component, named as th
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from kvrelay.core.errors import ConfigError
+from kvrelay.core.faults import FaultRule, Faults, parse_rules
+
+log = logging.getLogger(__name__)
 
 DEFAULT_DEADLINE_S = 600.0
 GIB = 1 << 30
@@ -150,6 +154,12 @@ class ClusterSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultSettings:
+    rules: str = ""
+    """A file of fault rules for a rehearsal; see `core/faults.py`. Empty: none, and nobody looks for any."""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -160,31 +170,51 @@ class Config:
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    faults: FaultSettings = field(default_factory=FaultSettings)
 
 
 def load_config(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Config:
     """Defaults, then the file, then `KVRELAY_REDIS_URL`. Raises ConfigError with the way out."""
-    config = Config() if path is None else config_from_dict(_read_yaml(path))
+    config = Config() if path is None else config_from_dict(_sections(path))
     redis_url = (os.environ if environ is None else environ).get("KVRELAY_REDIS_URL", "")
     if redis_url:
         config = replace(config, placement=replace(config.placement, redis_url=redis_url))
     return config
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml  # the SDK imports `core` without it
+def load_faults(config: Config) -> Faults | None:
+    """None unless a file of rules was named; then every process says so, loudly. Raises ConfigError."""
+    path = config.faults.rules
+    if not path:
+        return None
+    rules = read_faults(path)
+    log.warning("FAULTS ARE INJECTED ON PURPOSE (%s): %s", path, "; ".join(map(str, rules)))
+    return Faults(rules)
 
-    try:
-        data = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+
+def read_faults(path: str) -> list[FaultRule]:
+    """Raises ConfigError that names the rule and the way out."""
+    return parse_rules(_read_yaml(Path(path)), path)
+
+
+def _sections(path: Path) -> dict[str, Any]:
+    data = _read_yaml(path)
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected sections such as `router:`, found {type(data).__name__}")
     return data
+
+
+def _read_yaml(path: Path) -> Any:
+    import yaml  # the SDK imports `core` without it
+
+    try:
+        return yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
 
 
 def config_from_dict(data: Mapping[str, Any]) -> Config:

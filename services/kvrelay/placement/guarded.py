@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError
@@ -23,8 +23,8 @@ from kvrelay.core.clock import Clock
 from kvrelay.core.ids import BlockHash, TenantId, WorkerId
 from kvrelay.core.placement import Load, SessionKey, SessionPlacement, WorkerRecord
 from kvrelay.placement.breaker import Breaker, State
-from kvrelay.placement.redis_registry import TROUBLE, RedisRegistry
-from kvrelay.placement.registry import Quota, RegistryEvent
+from kvrelay.placement.redis_registry import TROUBLE
+from kvrelay.placement.registry import Quota, Registry, RegistryEvent
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,13 @@ class BreakerWatch(Protocol):
     def redis_dropped(self, kind: str) -> None: ...
 
 
+class Store(Registry, Protocol):
+    """A registry that raises for its trouble and can be told to begin with new connections."""
+
+    @property
+    def drop_connections(self) -> Callable[[], Awaitable[None]]: ...
+
+
 class NoWatch:
     def redis_breaker(self, is_open: bool) -> None: ...
 
@@ -54,10 +61,10 @@ class NoWatch:
 
 
 class GuardedRegistry:
-    """Implements `Registry`; owns the `RedisRegistry` behind it. Lives in one event loop."""
+    """Implements `Registry`; owns the store behind it. Lives in one event loop."""
 
     def __init__(
-        self, inner: RedisRegistry, clock: Clock, call_timeout_s: float, watch: BreakerWatch | None = None
+        self, inner: Store, clock: Clock, call_timeout_s: float, watch: BreakerWatch | None = None
     ) -> None:
         self._inner = inner
         self._watch = watch or NoWatch()

@@ -22,7 +22,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from kvrelay.core.clock import Clock
 from kvrelay.core.config import PlacementSettings
 from kvrelay.core.errors import ConfigError
-from kvrelay.placement.guarded import MAX_CALLS, BreakerWatch, GuardedRegistry
+from kvrelay.core.faults import Faults
+from kvrelay.placement.faults import FaultyRegistry
+from kvrelay.placement.guarded import MAX_CALLS, BreakerWatch, GuardedRegistry, Store
 from kvrelay.placement.memory import MemoryRegistry
 from kvrelay.placement.redis_registry import TROUBLE, RedisRegistry
 from kvrelay.placement.registry import Registry
@@ -33,11 +35,19 @@ _FIRST_ANSWER_S = 5.0
 SCHEMES = "redis://, rediss://, redis+sentinel://, rediss+sentinel://, redis+cluster://, rediss+cluster://"
 
 
-def open_registry(settings: PlacementSettings, clock: Clock, watch: BreakerWatch | None = None) -> Registry:
+def open_registry(
+    settings: PlacementSettings, clock: Clock, watch: BreakerWatch | None = None, faults: Faults | None = None
+) -> Registry:
     """Connects on first use. Call from the event loop that will use it; close it when done. Raises ConfigError."""
-    if not settings.redis_url:
-        return MemoryRegistry(settings, clock)
-    return GuardedRegistry(open_redis(settings), clock, settings.call_timeout_s, watch)
+    inner: Registry = open_redis(settings) if settings.redis_url else MemoryRegistry(settings, clock)
+    store: Store | None = inner if isinstance(inner, RedisRegistry) else None
+    if faults is not None:
+        store = FaultyRegistry(inner, faults, inner.drop_connections if isinstance(inner, RedisRegistry) else _none)
+    return inner if store is None else GuardedRegistry(store, clock, settings.call_timeout_s, watch)
+
+
+async def _none() -> None:
+    """Memory has no connections to drop."""
 
 
 async def why_no_redis(settings: PlacementSettings) -> str:

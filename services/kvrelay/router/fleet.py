@@ -25,7 +25,7 @@ from kvrelay.observe.metrics import RouterMetrics
 from kvrelay.placement.registry import EventKind, Registry, RegistryEvent
 from kvrelay.router.link_port import LinkPort
 from kvrelay.router.links import WorkerLink
-from kvrelay.rpc.tls import Tls
+from kvrelay.rpc.attach import Dial
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Fleet:
 
     def __init__(
         self, registry: Registry, link_settings: LinkSettings, placement: PlacementSettings, metrics: RouterMetrics,
-        changed: Callable[[], None], tls: Tls | None = None,
+        changed: Callable[[], None], dial: Dial,
     ) -> None:
         self._registry = registry
         self._link_settings = link_settings
@@ -43,7 +43,7 @@ class Fleet:
         self._give_up_s = 2 * placement.lease_s
         self._metrics = metrics
         self._changed = changed
-        self._tls = tls
+        self._dial_stream = dial
         self._router_id = uuid.uuid4().hex[:12]
         self._numbers = count()
         self._links: dict[str, WorkerLink] = {}
@@ -126,7 +126,7 @@ class Fleet:
             return
         link = WorkerLink(
             address, f"{self._router_id}.{next(self._numbers)}", self._link_settings, self, give_up_s=give_up_s,
-            tls=self._tls,
+            dial=self._dial_stream,
         )
         self._links[address] = link
         task = asyncio.get_running_loop().create_task(link.run(), name=f"link {address}")

@@ -14,9 +14,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from typing import Any, Protocol
-
-import grpc
+from typing import Protocol
 
 from kvrelay.core.config import LinkSettings
 from kvrelay.core.errors import BadRequest, KvrelayError
@@ -26,14 +24,12 @@ from kvrelay.core.ids import Attempt, Choice, RequestId
 from kvrelay.core.placement import Load, WorkerRecord, WorkerView
 from kvrelay.core.request import Leg, Migrate, Start
 from kvrelay.pb import worker_pb2 as pb
-from kvrelay.pb import worker_pb2_grpc
 from kvrelay.router.link_port import Arrival, Deliver, Lost
 from kvrelay.router.pending import Pending
-from kvrelay.rpc.channel import open_channel
+from kvrelay.rpc.attach import CANCELLED, Dial, RouterEnd, StreamBroken
 from kvrelay.rpc.events import event_from_pb, receivers_of
 from kvrelay.rpc.records import load_from_pb, record_from_pb
 from kvrelay.rpc.starts import cancel_to_pb, migrate_to_pb, start_to_pb
-from kvrelay.rpc.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +37,6 @@ FIRST_WAIT_S, MAX_WAIT_S = 0.1, 1.0
 DUPLICATE_WAIT_S = 5.0
 MAX_OUTBOX = 4096
 """Messages waiting for one worker. It reads all the time; more than this means that it has stopped."""
-
-CANCELLED = "the worker cancelled the stream"
 
 LegKey = tuple[RequestId, Attempt]
 
@@ -87,8 +81,8 @@ class WorkerLink:
     """Implements LinkPort. `run` is its one task; everything happens on the router's loop."""
 
     def __init__(
-        self, address: str, router_id: str, settings: LinkSettings, owner: LinkOwner, *, give_up_s: float | None = None,
-        tls: Tls | None = None,
+        self, address: str, router_id: str, settings: LinkSettings, owner: LinkOwner, *, dial: Dial,
+        give_up_s: float | None = None,
     ) -> None:
         """`router_id` names this link: the worker ends an older stream of the same name. `give_up_s`: how long it may
         be down before `run` returns; None: for ever."""
@@ -100,7 +94,7 @@ class WorkerLink:
         self._settings = settings
         self._owner = owner
         self._give_up_s = give_up_s
-        self._tls = tls
+        self._dial = dial
         self._record: WorkerRecord | None = None
         self._load = Load()
         self._pending = Pending()
@@ -178,18 +172,16 @@ class WorkerLink:
 
     async def _attach(self) -> str:
         """Why the stream ended."""
-        channel = open_channel(self.address, tls=self._tls)
+        end = self._dial(self.address)
         why = "this router let it go"
         tasks: list[asyncio.Task[str]] = []
         try:
-            stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
-            call = stub.Attach()
-            refused = await self._greet(call)
+            refused = await self._greet(end)
             if refused:
                 return refused
             loop = asyncio.get_running_loop()
             self._num_silent_beats, self._num_stuck_beats = 0, None
-            tasks = [loop.create_task(part) for part in (self._read(call), self._write(call), self._watch())]
+            tasks = [loop.create_task(part) for part in (self._read(end), self._write(end), self._watch())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ended = done.pop()
             why = CANCELLED if ended.cancelled() else ended.result()
@@ -200,27 +192,19 @@ class WorkerLink:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await channel.close(None)
+            await end.close()
 
-    async def _greet(self, call: Any) -> str:
+    async def _greet(self, end: RouterEnd) -> str:
         """Hello, Welcome. Empty when the stream is up."""
         hello = pb.Hello(router_id=self._router_id, protocol=PROTOCOL_VERSION)
         try:
             async with asyncio.timeout(self._settings.silence_s):
-                await call.write(pb.RouterMessage(hello=hello))
-                message = await call.read()
-                if message is grpc.aio.EOF:
-                    return await _reason(call)
+                await end.write(pb.RouterMessage(hello=hello))
+                message = await end.read()
         except TimeoutError:
             return f"no welcome within {self._settings.silence_s:g} s"
-        except grpc.aio.AioRpcError as error:
-            return error.details() or error.code().name
-        except asyncio.InvalidStateError:
-            return await _reason(call)
-        except asyncio.CancelledError:
-            if _is_being_cancelled():
-                raise
-            return CANCELLED
+        except StreamBroken as broken:
+            return str(broken)
         if message.WhichOneof("kind") != "welcome":
             return "the worker did not begin with a welcome"
         return self._welcomed(message.welcome)
@@ -242,28 +226,26 @@ class WorkerLink:
         self._owner.changed(self)
         return ""
 
-    async def _read(self, call: Any) -> str:
+    async def _read(self, end: RouterEnd) -> str:
         try:
             while True:
-                message = await call.read()
-                if message is grpc.aio.EOF:
-                    return await _reason(call)
+                message = await end.read()
                 self._num_silent_beats = 0
                 self._on_message(message)
-        except grpc.aio.AioRpcError as error:
-            return error.details() or error.code().name
+        except StreamBroken as broken:
+            return str(broken)
         except BadRequest as error:
             return f"it said something that makes no sense: {error.message}"
 
-    async def _write(self, call: Any) -> str:
+    async def _write(self, end: RouterEnd) -> str:
         try:
             while not self._outbox.overflown:
                 message = await self._outbox.next(self._settings.beat_s)
                 self._num_stuck_beats = 0
-                await call.write(message)
+                await end.write(message)
                 self._num_stuck_beats = None
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return await _reason(call)
+        except StreamBroken as broken:
+            return str(broken)
         return f"did not take {MAX_OUTBOX} messages"
 
     async def _watch(self) -> str:
@@ -311,14 +293,3 @@ class WorkerLink:
             deliver(Lost(self.record.worker_id, attempt, f"the stream to {self.record.worker_id} ended: {why}"))
         log.warning("lost %s at %s with %d legs: %s", self.record.worker_id, self.address, len(legs), why)
         self._owner.changed(self)
-
-
-def _is_being_cancelled() -> bool:
-    """gRPC raises CancelledError also when it was the other side that cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-async def _reason(call: Any) -> str:
-    code, details = await call.code(), await call.details()
-    return str(details or code.name.lower())

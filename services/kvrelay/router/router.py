@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrelay.core.config import Config, RouterSettings
+from kvrelay.core.faults import Faults
 from kvrelay.core.ids import TokenId
 from kvrelay.core.output import GenerateRequest, Output
 from kvrelay.core.placement import Hints
@@ -28,6 +29,8 @@ from kvrelay.router.fleet import Fleet
 from kvrelay.router.front import ModelCard, Readiness
 from kvrelay.router.session import SessionBook
 from kvrelay.router.warmup import SMALLEST, WarmUp
+from kvrelay.rpc.attach import dial_with
+from kvrelay.rpc.faults import faulty_dial
 from kvrelay.rpc.tls import open_tls
 from kvrelay.text.output import OutputText
 from kvrelay.text.tokenizer import Tokenizer
@@ -41,7 +44,7 @@ class Router:
     def __init__(
         self, config: Config, tokenizer: Tokenizer, registry: Registry, *, static_workers: Sequence[str] = (),
         metrics: RouterMetrics | None = None, unix_time: Callable[[], float] = time.time,
-        stopwatch: Callable[[], float] = time.perf_counter,
+        stopwatch: Callable[[], float] = time.perf_counter, faults: Faults | None = None,
     ) -> None:
         """`stopwatch` is not the loop's time: uvloop's counts whole milliseconds and stands still within a turn.
 
@@ -56,9 +59,8 @@ class Router:
         self._room = WaitingRoom()
         self._admission = Admission(config.router.max_inflight)
         self._sessions = SessionBook(registry)
-        self.fleet = Fleet(
-            registry, config.link, config.placement, self.metrics, self._fleet_changed, open_tls(config.security)
-        )
+        dial = faulty_dial(dial_with(open_tls(config.security)), faults)
+        self.fleet = Fleet(registry, config.link, config.placement, self.metrics, self._fleet_changed, dial)
         self._kitchen = Kitchen(
             config, self.fleet, self._room, self._sessions, self.metrics, place,
             lambda request: OutputText(tokenizer, request.stop, request.sampling.min_tokens),

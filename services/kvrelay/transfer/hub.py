@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import grpc
 
 from kvrelay.core.config import TransferSettings
+from kvrelay.core.faults import Faults
 from kvrelay.core.handles import HandleSeal
 from kvrelay.core.handoff import Commit, KvBytes, KvIdentity
 from kvrelay.core.ids import Incarnation, TransferId, WorkerId
@@ -23,6 +24,7 @@ from kvrelay.core.ports import EngineInbox, Expected, Outgoing
 from kvrelay.rpc.server import bind, new_server
 from kvrelay.rpc.tls import Tls
 from kvrelay.transfer.desk import STOPPING, TransferDesk
+from kvrelay.transfer.faults import FaultyPipe, faulty_accept
 from kvrelay.transfer.grpc_pipe import MAX_FRAME_BYTES, GrpcPipe, GrpcPushService
 from kvrelay.transfer.memory import keep_freed_slabs
 from kvrelay.transfer.words import Home, TransferWatch, Unwatched
@@ -57,9 +59,11 @@ class TransferHub:
         watch: TransferWatch | None = None,
         tls: Tls | None = None,
         seal: HandleSeal | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self._settings = settings
         self._tls = tls
+        self._faults = faults
         self._home = Home(worker_id, incarnation, identity, kv, watch or Unwatched(), seal)
         self._inbox: EngineInbox | None = None
         self._thread: threading.Thread | None = None
@@ -139,7 +143,8 @@ class TransferHub:
             self._started.set()
 
     async def _serve(self, host: str, port: int, inbox: EngineInbox) -> None:
-        desk = TransferDesk(self._settings, self._home, inbox, GrpcPipe(self._tls))
+        pipe = GrpcPipe(self._tls) if self._faults is None else FaultyPipe(GrpcPipe(self._tls), self._faults)
+        desk = TransferDesk(self._settings, self._home, inbox, pipe)
         server = self._new_server(desk)
         self._address = f"{host}:{bind(server, host, port, self._tls)}"
         await server.start()
@@ -159,5 +164,5 @@ class TransferHub:
         server = new_server(
             max_message_bytes=MAX_FRAME_BYTES, max_concurrent_calls=self._settings.max_open + SPARE_CALLS
         )
-        GrpcPushService(desk.receive).add_to(server)
+        GrpcPushService(faulty_accept(desk.receive, self._faults)).add_to(server)
         return server

@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import grpc
-
 from kvrelay.core.config import LinkSettings
 from kvrelay.core.errors import BadRequest, Unavailable
 from kvrelay.core.events import TERMINAL, Event, Failed, FailReason, Refused, RefuseReason
+from kvrelay.core.faults import Faults
 from kvrelay.core.handles import HandleSeal
 from kvrelay.core.handoff import PROTOCOL_VERSION, Receiver
 from kvrelay.core.ids import Attempt, Choice, RequestId, RouterId, SeqKey
@@ -29,6 +28,8 @@ from kvrelay.core.request import Leg, Start
 from kvrelay.observe.metrics import WorkerMetrics
 from kvrelay.pb import worker_pb2 as pb
 from kvrelay.pb import worker_pb2_grpc
+from kvrelay.rpc.attach import GrpcWorkerEnd, StreamBroken, WorkerEnd
+from kvrelay.rpc.faults import FaultyWorkerEnd
 from kvrelay.rpc.records import record_to_pb
 from kvrelay.rpc.starts import cancelled_keys, migrate_from_pb, start_from_pb
 from kvrelay.worker.ledger import Admission, Ledger
@@ -45,7 +46,7 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
 
     def __init__(
         self, inbox: EngineInbox, settings: LinkSettings, *, engine_age_ms: Callable[[], float], metrics: WorkerMetrics,
-        seal: HandleSeal, max_reservations: int,
+        seal: HandleSeal, max_reservations: int, faults: Faults | None = None,
     ) -> None:
         """`max_reservations`: of one router; `seal`: signs them, and the transfer side checks with it."""
         self._inbox = inbox
@@ -54,6 +55,7 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
         self._metrics = metrics
         self._seal = seal
         self._max_reservations = max_reservations
+        self._faults = faults
         self._ledger: Ledger[Link] = Ledger()
         self._links: dict[RouterId, Link] = {}
         self._record: WorkerRecord | None = None
@@ -128,12 +130,20 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
         await self._ledger.wait_empty()
 
     async def Attach(self, request_iterator: object, context: Any) -> None:
-        router_id = await self._hello(context)
+        await self.serve(GrpcWorkerEnd(context))
+
+    async def serve(self, end: WorkerEnd) -> None:
+        """One stream, from its Hello to its end."""
+        if self._faults is not None:
+            end = FaultyWorkerEnd(end, self._faults, self._record.worker_id if self._record is not None else "")
+        router_id = await self._hello(end)
         link = Link(router_id, self._settings, self._receivers)
         self._replace(link)
         try:
-            await context.write(pb.WorkerMessage(welcome=self._welcome()))
-            reason = await link.run(context, lambda message: self._dispatch(link, message), self.load)
+            await end.write(pb.WorkerMessage(welcome=self._welcome()))
+            reason = await link.run(end, lambda message: self._dispatch(link, message), self.load)
+        except StreamBroken as broken:
+            reason = str(broken)
         finally:
             self._drop(link, "over")
             link.done.set()
@@ -141,16 +151,17 @@ class AttachService(worker_pb2_grpc.WorkerServicer):
             log.warning("the stream of router %s ended: %s", router_id, reason)
             raise Unavailable(reason)
 
-    async def _hello(self, context: Any) -> RouterId:
+    async def _hello(self, end: WorkerEnd) -> RouterId:
         try:
             async with asyncio.timeout(self._settings.silence_s):
-                message = await context.read()
+                message = await end.read()
         except TimeoutError:
             raise Unavailable(f"no hello within {self._settings.silence_s:g} s") from None
+        except StreamBroken as broken:
+            raise Unavailable(str(broken)) from None
         if self._closed:
             raise Unavailable(self._closed)
-        at_end = message is grpc.aio.EOF
-        if at_end or message.WhichOneof("kind") != "hello" or not message.hello.router_id:
+        if message is None or message.WhichOneof("kind") != "hello" or not message.hello.router_id:
             raise BadRequest("a stream begins with a hello that names the router")
         if message.hello.protocol != PROTOCOL_VERSION:
             raise BadRequest(

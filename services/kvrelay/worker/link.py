@@ -13,9 +13,6 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
-
-import grpc
 
 from kvrelay.core.config import LinkSettings
 from kvrelay.core.events import TERMINAL, Committed, Event, Reserved
@@ -23,6 +20,7 @@ from kvrelay.core.handoff import Receiver
 from kvrelay.core.ids import RouterId, SeqKey
 from kvrelay.core.placement import Load
 from kvrelay.pb import worker_pb2 as pb
+from kvrelay.rpc.attach import StreamBroken, WorkerEnd
 from kvrelay.rpc.events import step_to_pb
 from kvrelay.rpc.records import load_to_pb
 from kvrelay.worker.outbox import Batch, LinkOutbox
@@ -67,11 +65,13 @@ class Link:
         """Write what is queued, then end."""
         self.outbox.close()
 
-    async def run(self, context: Any, dispatch: Callable[[pb.RouterMessage], None], load: Callable[[], Load]) -> str:
+    async def run(
+        self, end: WorkerEnd, dispatch: Callable[[pb.RouterMessage], None], load: Callable[[], Load]
+    ) -> str:
         """Until the stream ends. Returns why; empty when the router ended it in good order."""
         tasks: list[asyncio.Future[str]] = [
-            asyncio.create_task(self._read(context, dispatch)),
-            asyncio.create_task(self._write(context)),
+            asyncio.create_task(self._read(end, dispatch)),
+            asyncio.create_task(self._write(end)),
             asyncio.create_task(self._tick(load)),
         ]
         try:
@@ -82,23 +82,23 @@ class Link:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _read(self, context: Any, dispatch: Callable[[pb.RouterMessage], None]) -> str:
+    async def _read(self, end: WorkerEnd, dispatch: Callable[[pb.RouterMessage], None]) -> str:
         while True:
             try:
-                message = await context.read()
-            except grpc.aio.BaseError as error:
-                return f"the stream broke: {error}"
-            if message is grpc.aio.EOF:
+                message = await end.read()
+            except StreamBroken as broken:
+                return str(broken)
+            if message is None:
                 return ""
             self._num_silent_beats = 0
             dispatch(message)
 
-    async def _write(self, context: Any) -> str:
+    async def _write(self, end: WorkerEnd) -> str:
         while (batch := await self.outbox.get()) is not None:
             try:
-                await context.write(self._message(batch))
-            except grpc.aio.BaseError as error:
-                return f"the stream broke: {error}"
+                await end.write(self._message(batch))
+            except StreamBroken as broken:
+                return str(broken)
         return "this worker is going down"
 
     async def _tick(self, load: Callable[[], Load]) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 import grpc
 
 from kvrelay.core.clock import SystemClock
-from kvrelay.core.config import Config
+from kvrelay.core.config import Config, load_faults
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.events import Event
 from kvrelay.core.handles import HandleSeal
@@ -53,11 +53,12 @@ class WorkerProcess:
     """One worker of one process. `start` once; every other method belongs to the same event loop."""
 
     def __init__(self, config: Config, directory: Path, *, progress: Progress | None = None) -> None:
-        """`directory` holds the model. Nothing is acquired before `start`."""
+        """`directory` holds the model. Nothing is acquired before `start`. Raises ConfigError for bad fault rules."""
         self._config = config
         self._directory = directory
         self._progress = progress or NullProgress()
         self._seal = HandleSeal(SystemClock())
+        self._faults = load_faults(config)
         self._owned = AsyncExitStack()
         self._supervisor = Supervisor(self._on_failure)
         self.metrics = WorkerMetrics()
@@ -123,11 +124,11 @@ class WorkerProcess:
             scrape = serve_metrics(settings.host, settings.metrics_port, self.metrics.registry)
             owned.push_async_callback(asyncio.to_thread, scrape.close)
         self._model = model = await asyncio.to_thread(self._load_model)
-        registry = open_registry(self._config.placement, SystemClock(), self.metrics)
+        registry = open_registry(self._config.placement, SystemClock(), self.metrics, self._faults)
         owned.push_async_callback(registry.close)
         self._hub = TransferHub(
             self._config.transfer, model.identity, model.storage, worker_id, incarnation, self.metrics, tls,
-            self._seal,
+            self._seal, self._faults,
         )
         spec = self._build_engine()
         host = await asyncio.to_thread(advertised_host, settings.host)
@@ -189,7 +190,7 @@ class WorkerProcess:
         self._hub.bind(self._engine)
         self._attach = AttachService(
             self._engine, config.link, engine_age_ms=self._engine.age_ms, metrics=self.metrics, seal=self._seal,
-            max_reservations=config.transfer.max_open_per_router,
+            max_reservations=config.transfer.max_open_per_router, faults=self._faults,
         )
         return spec
 
