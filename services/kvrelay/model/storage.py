@@ -3,11 +3,15 @@
     pool [num_blocks, block_bytes] uint8
          └ block: [layer][k|v][kv_head][slot][head_dim]
 
-The pool is zeroed memory that the operating system hands out page by page: an idle worker costs little.
+The pool is zeroed memory that the operating system hands out page by page, huge ones where it can: an idle worker
+costs little, and decode steps over long contexts lose less time to looking up addresses. It begins on a page, so no
+row of keys straddles cache lines.
 """
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +26,6 @@ from kvrelay.core.kv import KvLayout
 from kvrelay_kernels.dispatch import Ops
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-CACHE_LINE_BYTES = 64
-"""The pool begins on one: a row of keys that straddles lines costs another read."""
 
 
 class KvStorage:
@@ -79,11 +80,13 @@ class KvStorage:
 
 
 def _zeroed(num_blocks: int, block_bytes: int, device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        raw = np.zeros(num_blocks * block_bytes + CACHE_LINE_BYTES, dtype=np.uint8)
-        begin = -raw.ctypes.data % CACHE_LINE_BYTES
-        return torch.from_numpy(raw[begin : begin + num_blocks * block_bytes].reshape(num_blocks, block_bytes))
-    return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, device=device)
+    shape = (num_blocks, block_bytes)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=torch.uint8, device=device)
+    memory = mmap.mmap(-1, num_blocks * block_bytes)
+    if sys.platform == "linux":
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8).reshape(shape))
 
 
 def capacity_line(layout: KvLayout, num_blocks: int, max_context: int) -> str:
