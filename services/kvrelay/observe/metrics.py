@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from kvrelay.core.errors import ConfigError
 from kvrelay.core.placement import Load
+from kvrelay.observe.token_flow import TokenFlow
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 600)
 """Up to the default deadline: a request that waited for ten minutes still lands in a bucket."""
@@ -66,11 +67,10 @@ class RouterMetrics(_RedisMetrics):
         self._requests = Counter("kvrelay_requests", "Requests ended", ["endpoint", "outcome"], registry=at)
         self._inflight = Gauge("kvrelay_requests_inflight", "Requests under way", registry=at)
         self._ttft = Histogram("kvrelay_ttft_seconds", "Accepted to first token", buckets=SECONDS, registry=at)
-        self._itl = Histogram("kvrelay_itl_seconds", "Between output tokens", buckets=SECONDS, registry=at)
+        self._flow = TokenFlow(at, SECONDS)
         self._e2e = Histogram("kvrelay_e2e_seconds", "Accepted to ended", ["endpoint"], buckets=SECONDS, registry=at)
         self._queue = Histogram("kvrelay_queue_seconds", "Accepted to placed", buckets=SECONDS, registry=at)
         self._prompt_tokens = Counter("kvrelay_prompt_tokens", "Prompt tokens of requests that ran", registry=at)
-        self._output_tokens = Counter("kvrelay_output_tokens", "Output tokens emitted", registry=at)
         self._cached_tokens = Counter("kvrelay_cached_tokens", "Prompt tokens found cached", registry=at)
         self._placements = Counter("kvrelay_placements", "Attempts placed", ["mode"], registry=at)
         self._inexact = Counter(
@@ -112,9 +112,8 @@ class RouterMetrics(_RedisMetrics):
 
     def tokens_emitted(self, num_tokens: int, since_last_s: float | None = None) -> None:
         """`since_last_s`: time since the choice's previous token; absent for its first."""
-        self._output_tokens.inc(num_tokens)
-        if since_last_s is not None and num_tokens > 0:
-            self._itl.observe(since_last_s / num_tokens)
+        between_s = since_last_s / num_tokens if since_last_s is not None and num_tokens > 0 else None
+        self._flow.emitted(num_tokens, between_s)
 
     def prompt_counted(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         self._prompt_tokens.inc(num_prompt_tokens)
