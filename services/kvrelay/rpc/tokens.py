@@ -7,12 +7,19 @@ and every token has the same number of top entries; probabilities travel as floa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from kvrelay.core.errors import BadRequest
 from kvrelay.core.events import Token
 from kvrelay.core.ids import TokenId
 from kvrelay.core.request import SamplingParams
 from kvrelay.pb import common_pb2 as pb
+
+
+@lru_cache(1 << 16)
+def _plain_token(token_id: int) -> Token:
+    """Without logprobs a token is its id, so one object serves all streams: making it would be most of decoding it."""
+    return Token(TokenId(token_id))
 
 
 def tokens_to_pb(tokens: Sequence[Token]) -> pb.TokenColumn:
@@ -36,7 +43,7 @@ def tokens_from_pb(column: pb.TokenColumn) -> tuple[Token, ...]:
     """Raises BadRequest if the columns do not have the same length."""
     ids = column.ids
     if not (column.logprobs or column.top_width or column.top_ids or column.top_logprobs):
-        return tuple([Token(TokenId(token_id)) for token_id in ids])
+        return tuple([_plain_token(token_id) for token_id in ids])
     _check_columns(column)
     logprobs: Sequence[float | None] = column.logprobs or [None] * len(ids)
     width = column.top_width

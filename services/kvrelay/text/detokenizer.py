@@ -24,6 +24,9 @@ class Detokenizer:
         may_continue = self.has_partial
         if not may_continue:
             start = self.num_chars
+            if data.isascii():
+                self.num_chars += len(data)
+                return data.decode("ascii"), start
             return self._decode(data), start
         head = self._decode(data[:1])
         start = self.num_chars if self.has_partial or not head else self.num_chars - 1

@@ -51,12 +51,20 @@ class OutputText:
         """The next character began before `min_tokens`: it takes no part in a match."""
 
     def push(self, token_ids: Sequence[int]) -> TextStep:
+        if self._matcher is None:
+            return self._push_freely(token_ids)
         texts = []
         for token_id in token_ids:
             if self._is_over:
                 break
             texts.append(self._push_one(token_id))
-        return self._step("".join(texts), all_visible=self._matcher is None)
+        return self._step("".join(texts), all_visible=False)
+
+    def _push_freely(self, token_ids: Sequence[int]) -> TextStep:
+        """Nothing is held back but half a character."""
+        pieces = [self._detokenizer.push(self._token_bytes(token_id)) for token_id in token_ids]
+        self._num_visible += len(pieces)
+        return TextStep("".join([text for text, _ in pieces]), tuple([at for _, at in pieces]), self._num_visible)
 
     def finish(self) -> TextStep:
         """Gives out what was held. A stop match that was waiting for an earlier one is decided here."""
@@ -71,13 +79,11 @@ class OutputText:
         return self._matcher is not None and self._matcher.matched is not None
 
     def _push_one(self, token_id: int) -> str:
-        """Text that this token makes safe to emit."""
+        """Text that this token makes safe to emit, with stop strings."""
         was_partial = self._detokenizer.has_partial
         text, offset = self._detokenizer.push(self._token_bytes(token_id))
         self._waiting.append(offset)
         self._num_tokens += 1
-        if self._matcher is None:
-            return text
         if self._num_tokens <= self._min_tokens:
             return text
         if self._num_tokens == self._min_tokens + 1:
