@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncGenerator, MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -229,7 +229,7 @@ def test_STR_06_a_reader_that_stops_is_cut_after_the_write_timeout() -> None:
 class Staggered(FakeFront):
     """Longer prompts are answered later, and the end of each comes a moment after its last output."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Output, None]:
         await asyncio.sleep(float(len(request.prompt_ids)))
         async for output in super().generate(request):
             yield output

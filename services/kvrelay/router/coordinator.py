@@ -7,7 +7,8 @@
 
 A choice whose worker goes down moves to another one while it runs (`moves`); the attempt that it is then is one more.
 
-Everything that happens to the request comes as a signal through its mailbox and is handled here, one at a time.
+Everything that happens to the request comes as a signal and is handled here, one at a time: through the mailbox, or,
+for the tokens of a running choice, in the call that brings them, so that a token wakes nobody but the client's writer.
 However the task ends, its legs are cancelled and its tickets handed back before it is over.
 """
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from kvrelay.core.config import Config, PlacementSettings
 from kvrelay.core.errors import BadRequest, Broken, DeadlineExceeded, KvrelayError, Unavailable
-from kvrelay.core.events import FinishReason, Refused, RefuseReason, Token
+from kvrelay.core.events import FinishReason, Refused, RefuseReason, Token, Tokens
 from kvrelay.core.ids import Attempt, BlockHash, Choice, TransferId, WorkerId
 from kvrelay.core.kv import blocks_for
 from kvrelay.core.output import GenerateRequest, Output, Started
@@ -49,6 +50,7 @@ from kvrelay.router.relay import RelayAttempt
 from kvrelay.router.replay import Loss, check_attempts, start_groups
 from kvrelay.router.request_log import CANCELLED, OK, Ending, ending_of
 from kvrelay.router.session import SessionBook, block_hashes, cache_salt
+from kvrelay.router.signals import Signal, StopMet, WaitOver, YourTurn
 from kvrelay.router.tally import Tally
 from kvrelay.router.timing import Moments
 
@@ -69,19 +71,6 @@ class Kitchen:
     new_text: Callable[[GenerateRequest], Text]
     stopwatch: Callable[[], float]
     """Seconds, for what is measured and told. Waits and deadlines go by the event loop's own time."""
-
-
-@dataclass(frozen=True, slots=True)
-class YourTurn:
-    ask: Ask
-
-
-@dataclass(frozen=True, slots=True)
-class WaitOver:
-    ask: Ask
-
-
-Signal = LegSignal | YourTurn | WaitOver | MoveTimer
 
 
 class Coordinator:
@@ -175,6 +164,15 @@ class Coordinator:
 
     # Signals.
 
+    def _deliver(self, signal: LegSignal) -> None:
+        """Called by the links. While the task rests, tokens are dealt with at once, in the links' own task; what goes
+        wrong is this one's to raise, so it ends this request and no other stream of that link."""
+        if isinstance(signal, Arrival) and isinstance(signal.event, Tokens) and self._mailbox.is_empty:
+            with self._mailbox.errors:
+                self._on_leg(signal)
+        else:
+            self._mailbox.put(signal)
+
     def _on_signal(self, signal: Signal) -> None:
         match signal:
             case YourTurn(ask):
@@ -185,12 +183,17 @@ class Coordinator:
             case MoveTimer():
                 self.moves.on_timer(signal)
             case Arrival() | Lost():
-                attempt = self._attempts.get(signal.attempt)
-                if attempt is not None:
-                    attempt.on_signal(signal)
-                    if not attempt.open:
-                        self._attempts.pop(attempt.number, None)
-                        self._asks.pop(attempt.number, None)
+                self._on_leg(signal)
+            case StopMet():
+                pass
+
+    def _on_leg(self, signal: LegSignal) -> None:
+        attempt = self._attempts.get(signal.attempt)
+        if attempt is not None:
+            attempt.on_signal(signal)
+            if not attempt.open:
+                self._attempts.pop(attempt.number, None)
+                self._asks.pop(attempt.number, None)
 
     # Asking for a place.
 
@@ -270,7 +273,7 @@ class Coordinator:
             timeout_ms=self._timeout_ms(),
         )
         num_prefill_blocks = blocks_for(start.num_tokens, self._kitchen.config.engine.block_size)
-        return Plan(start, self._mailbox.put, self._timeout_ms, num_blocks, num_prefill_blocks)
+        return Plan(start, self._deliver, self._timeout_ms, num_blocks, num_prefill_blocks)
 
     def _begin_move(self, choice: Choice, source: Source, avoid: frozenset[WorkerId]) -> MoveAttempt | None:
         """Not begun yet. None: there is no room elsewhere now, or not enough left to move for."""
@@ -321,6 +324,7 @@ class Coordinator:
         self._tally.tokens(choice, answer.log.next_index - before)
         if answer.is_done:
             self.moves.drop(choice)
+            self._mailbox.put(StopMet())
         return not answer.is_done
 
     def cached(self, num_tokens: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from kvrelay.core.config import RouterSettings
@@ -11,7 +12,8 @@ from kvrelay.core.errors import KvrelayError
 from kvrelay.core.events import Token
 from kvrelay.core.ids import Choice, TokenId
 from kvrelay.core.output import ChoiceFinished, Delta, GenerateRequest, Output, Started, Summary, Timing
-from kvrelay.router.front import ModelCard, Readiness
+from kvrelay.router.bell import Bell
+from kvrelay.router.front import ModelCard, OpenRequest, Readiness
 from kvrelay.text.output import OutputText, TextStep
 from kvrelay.text.tokenizer import Tokenizer
 
@@ -67,7 +69,7 @@ class FakeFront:
     async def until_known(self) -> None:
         """The card says what there is to know."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Output, None]:
         self.requests.append(request)
         self.num_open += 1
         self.idle.clear()
@@ -85,6 +87,9 @@ class FakeFront:
             self.num_cancelled += not completed
             if self.num_open == 0:
                 self.idle.set()
+
+    def open(self, request: GenerateRequest, bell: Bell) -> OpenRequest:
+        return _Pumped(self.generate(request), bell)
 
     async def _trouble(self, number: int) -> None:
         if self.fault is not None and number == self.fault.at:
@@ -125,6 +130,40 @@ class FakeFront:
             if token_id in self.eos_ids:
                 return wanted[: i + 1], "stop"
         return wanted[: request.sampling.max_tokens], "length"
+
+
+_MAX_UNTAKEN = 64
+
+
+class _Pumped:
+    """A generator's outputs for a reader that waits for a bell. Stands still while it does not take them."""
+
+    def __init__(self, outputs: AsyncGenerator[Output, None], bell: Bell) -> None:
+        self._bell = bell
+        self._room = Bell()
+        self._taken: list[Output] = []
+        self._pump = asyncio.get_running_loop().create_task(self._run(outputs))
+        self._pump.add_done_callback(lambda _: bell.ring())
+
+    def take(self) -> list[Output] | None:
+        outputs, self._taken = self._taken, []
+        self._room.ring()
+        if outputs or not self._pump.done():
+            return outputs
+        self._pump.result()
+        return None
+
+    async def close(self) -> None:
+        self._pump.cancel()
+        await asyncio.wait([self._pump])
+
+    async def _run(self, outputs: AsyncGenerator[Output, None]) -> None:
+        async with aclosing(outputs):
+            async for output in outputs:
+                while len(self._taken) >= _MAX_UNTAKEN:
+                    await self._room.wait()
+                self._taken.append(output)
+                self._bell.ring()
 
 
 def _delta(request: GenerateRequest, choice: int, ids: Sequence[int], step: TextStep) -> Delta:

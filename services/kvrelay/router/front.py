@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kvrelay.core.config import RouterSettings
 from kvrelay.core.output import GenerateRequest, Output
+from kvrelay.router.bell import Bell
 from kvrelay.text.tokenizer import Tokenizer
 
 
@@ -25,6 +26,19 @@ class Readiness:
     ready: bool
     reason: str
     """Why not, for a person who has to do something about it; empty when ready."""
+
+
+class OpenRequest(Protocol):
+    """A request under way. Its one reader looks whenever the bell has rung."""
+
+    def take(self) -> list[Output] | None:
+        """What has come since the last call, which may be nothing; None at the end. Raises as `FrontDoor.generate`
+        does, after what came before."""
+        ...
+
+    async def close(self) -> None:
+        """Cancels it on every worker, unless it has ended. Nothing of it runs afterwards."""
+        ...
 
 
 class FrontDoor(Protocol):
@@ -50,4 +64,9 @@ class FrontDoor(Protocol):
         later only when deadline or attempts are spent. Closing the iterator (or cancelling its task) cancels the
         request on every worker.
         """
+        ...
+
+    def open(self, request: GenerateRequest, bell: Bell) -> OpenRequest:
+        """The same, for a reader that wants all that is there at once, of several requests perhaps: each rings the one
+        bell. Raises when there is no place."""
         ...

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvrelay.core.ids import Choice
 from kvrelay.core.output import ChoiceFinished, Delta, GenerateRequest, Output, Started, Summary
-from kvrelay.router.front import FrontDoor
+from kvrelay.router.bell import Bell
+from kvrelay.router.front import FrontDoor, OpenRequest
 
 Json = dict[str, Any]
 
@@ -50,16 +51,23 @@ class Call:
         return prompt * self.requests[0].n + choice
 
 
-def outputs_of(front: FrontDoor, request: GenerateRequest) -> AsyncIterator[Output]:
+def open_request(front: FrontDoor, request: GenerateRequest, bell: Bell) -> OpenRequest:
     """What the coordinator gives; a request for no tokens needs no worker."""
-    return front.generate(request) if request.sampling.max_tokens > 0 else _no_tokens(request)
+    return front.open(request, bell) if request.sampling.max_tokens > 0 else _NoTokens(request)
 
 
-async def _no_tokens(request: GenerateRequest) -> AsyncIterator[Output]:
-    yield Started(request.request_id, request.sampling.seed, len(request.prompt_ids))
-    for choice in range(request.n):
-        yield ChoiceFinished(Choice(choice), "length")
-    yield Summary(len(request.prompt_ids), 0, 0, mode="none")
+class _NoTokens:
+    def __init__(self, request: GenerateRequest) -> None:
+        started = Started(request.request_id, request.sampling.seed, len(request.prompt_ids))
+        ends = [ChoiceFinished(Choice(choice), "length") for choice in range(request.n)]
+        self._outputs: list[Output] | None = [started, *ends, Summary(len(request.prompt_ids), 0, 0, mode="none")]
+
+    def take(self) -> list[Output] | None:
+        taken, self._outputs = self._outputs, None
+        return taken
+
+    async def close(self) -> None:
+        """Nothing runs."""
 
 
 def usage(summaries: Sequence[Summary]) -> Json:

@@ -1,31 +1,31 @@
 """The outputs of all prompts of one call, in the order they come, for one reader.
 
-    front.generate ─pump─▶ ┐
-    front.generate ─pump─▶ ├─▶ bounded mailbox ─▶ `take` ─▶ everything that is there, or nothing after a while
-    receive() ────watcher─▶┘                          └▶ raises what ended a pump; ClientGone if the client has left
+    front.open ──────────▶ ┐
+    front.open ──────────▶ ├─ one bell ─▶ `take` ─▶ everything that is there, or nothing after a while
+    receive() ────watcher─▶┘                   └▶ raises what ended a request; ClientGone if the client has left
 
-A pump waits while the mailbox is full, so a slow reader fills the coordinator's own bounded queue, which ends it.
-Leaving the `async with` cancels every pump, and with it the request on every worker.
+Nothing is queued here: a slow reader leaves it in the coordinator's own bounded queue, which ends the request.
+Leaving the `async with` closes every request, which cancels it on every worker.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any
 
+from kvrelay.core.errors import KvrelayError
 from kvrelay.core.output import Output
-from kvrelay.router.front import FrontDoor
-from kvrelay.router.openai_call import Call, outputs_of
+from kvrelay.router.bell import Bell
+from kvrelay.router.front import FrontDoor, OpenRequest
+from kvrelay.router.openai_call import Call, open_request
 from kvrelay.router.patience import Patience
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Item = tuple[int, Output]
 """Which prompt, and what."""
-MAX_HELD = 64
 
 
 class ClientGone(Exception):
@@ -56,22 +56,16 @@ class Outputs:
         self._front = front
         self._call = call
         self._receive = receive
-        self._items: deque[Item] = deque()
-        self._readable = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._pumps: list[asyncio.Task[None]] = []
+        self._bell = Bell()
+        self._opened: list[OpenRequest] = []
+        self._running: dict[int, OpenRequest] = {}
+        """By number of the prompt: those that have not ended."""
         self._watcher: asyncio.Task[None] | None = None
-        self._num_running = 0
         self._failure: BaseException | None = None
         self._patience = Patience()
 
     async def __aenter__(self) -> Outputs:
-        for number, request in enumerate(self._call.requests):
-            pump = asyncio.create_task(self._pump(number, outputs_of(self._front, request)))
-            pump.add_done_callback(self._on_pump_done)
-            self._pumps.append(pump)
-        self._num_running = len(self._pumps)
+        self._open_all()
         self._watcher = asyncio.create_task(self._watch())
         self._watcher.add_done_callback(self._on_watcher_done)
         return self
@@ -80,10 +74,10 @@ class Outputs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._patience.close()
-        tasks = [*self._pumps, *([self._watcher] if self._watcher else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        assert self._watcher is not None
+        self._watcher.cancel()
+        closing = (request.close() for request in self._opened)
+        await asyncio.gather(self._watcher, *closing, return_exceptions=True)
 
     async def take(self, timeout_s: float | None = None) -> list[Item] | None:
         """What has come, at least one item; an empty list after `timeout_s` of silence; None at the end of all.
@@ -92,43 +86,40 @@ class Outputs:
         """
         try:
             with self._patience.for_s(timeout_s):
-                while not self._items and self._failure is None and self._num_running:
-                    self._readable.clear()
-                    await self._readable.wait()
+                while not (items := self._look()) and self._failure is None and self._running:
+                    await self._bell.wait()
         except TimeoutError:
             return []
-        if isinstance(self._failure, ClientGone) or (self._failure is not None and not self._items):
+        if isinstance(self._failure, ClientGone) or (self._failure is not None and not items):
             raise self._failure
-        if not self._items:
-            return None
-        taken = list(self._items)
-        self._items.clear()
-        self._writable.set()
-        return taken
+        return items or None
 
-    async def _pump(self, number: int, outputs: AsyncIterator[Output]) -> None:
+    def _open_all(self) -> None:
         try:
-            async for output in outputs:
-                while len(self._items) >= MAX_HELD:
-                    self._writable.clear()
-                    await self._writable.wait()
-                self._items.append((number, output))
-                self._readable.set()
-        finally:
-            if isinstance(outputs, AsyncGenerator):
-                await outputs.aclose()
+            for number, request in enumerate(self._call.requests):
+                self._opened.append(open_request(self._front, request, self._bell))
+                self._running[number] = self._opened[-1]
+        except KvrelayError as error:
+            self._failure = error
 
-    def _on_pump_done(self, pump: asyncio.Task[None]) -> None:
-        self._num_running -= 1
-        self._end_with(pump)
+    def _look(self) -> list[Item]:
+        items: list[Item] = []
+        for number, request in list(self._running.items()):
+            try:
+                outputs = request.take()
+            except KvrelayError as error:
+                self._failure = self._failure or error
+                outputs = None
+            if outputs is None:
+                del self._running[number]
+            else:
+                items += [(number, output) for output in outputs]
+        return items
 
     def _on_watcher_done(self, watcher: asyncio.Task[None]) -> None:
-        self._end_with(watcher)
-
-    def _end_with(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and self._failure is None:
-            self._failure = task.exception()
-        self._readable.set()
+        if not watcher.cancelled() and self._failure is None:
+            self._failure = watcher.exception()
+        self._bell.ring()
 
     async def _watch(self) -> None:
         """A server without a proxy in front tells of a client that left by a message, not by a cancellation."""

@@ -12,7 +12,7 @@ has stopped reading: its request is cancelled and the connection cut.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import msgspec
@@ -31,6 +31,8 @@ HEADERS = (
 )
 _COMMENT = b": still working\n\n"
 _DONE = b"data: [DONE]\n\n"
+_MARK = "\0"
+"""Stands for the text of a piece; the last of its kind in the event is that."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -68,12 +70,24 @@ async def _write_all(call: Call, outputs: Outputs, items: list[Item], stream: _E
     await stream.write(chunks.end())
 
 
+class Frame:
+    """The event around a piece that has nothing but text: written once, for only that differs from token to token."""
+
+    def __init__(self, event_of: Callable[[str], bytes]) -> None:
+        self._head, _, self._tail = event_of(_MARK).rpartition(_encode(_MARK))
+
+    def around(self, text: str) -> bytes:
+        return self._head + _encode(text) + self._tail
+
+
 class Chunks:
     """Outputs to events. Remembers which choices have begun: the first piece of each carries its role."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._begun: set[int] = set()
+        self._frames: dict[int, Frame] = {}
+        """Of choices that have begun and have no logprobs."""
         self._summaries: list[Summary] = []
 
     def of(self, prompt: int, output: Output) -> bytes:
@@ -93,11 +107,18 @@ class Chunks:
         return _data({**self._call.shape.chunk([]), "usage": usage(self._summaries)}) + _DONE
 
     def _piece(self, index: int, delta: Delta) -> bytes:
+        if index in self._frames:
+            return self._frames[index].around(delta.text) if delta.text else b""
         logprobs = self._call.shape.logprobs(delta) if delta.tokens else None
         if not delta.text and logprobs is None:
             return b""
-        piece = self._call.shape.piece(index, delta.text, logprobs, is_first=self._begins(index))
-        return self._event([piece])
+        event = self._piece_event(index, delta.text, logprobs, is_first=self._begins(index))
+        if delta.tokens and logprobs is None:
+            self._frames[index] = Frame(lambda text: self._piece_event(index, text, None, is_first=False))
+        return event
+
+    def _piece_event(self, index: int, text: str, logprobs: Json | None, *, is_first: bool) -> bytes:
+        return self._event([self._call.shape.piece(index, text, logprobs, is_first=is_first)])
 
     def _begins(self, index: int) -> bool:
         begins = index not in self._begun

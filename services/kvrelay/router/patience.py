@@ -13,7 +13,7 @@ from types import TracebackType
 
 
 class Patience:
-    """Belongs to one task at a time, and does not nest. `close` it in the end."""
+    """Belongs to the task that enters it first, and does not nest. `close` it in the end."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -39,7 +39,7 @@ class Patience:
     def __enter__(self) -> None:
         if self._limit_s is None:
             return
-        self._task = task = asyncio.current_task()
+        task = self._task = self._task or asyncio.current_task()
         assert task is not None
         self._num_cancels = task.cancelling()
         self._until = until = self._loop.time() + self._limit_s

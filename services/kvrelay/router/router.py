@@ -23,6 +23,7 @@ from kvrelay.observe.metrics import MetricsServer, RouterMetrics, serve_metrics
 from kvrelay.placement.policy import place
 from kvrelay.placement.registry import Registry
 from kvrelay.router.admission import Admission, WaitingRoom
+from kvrelay.router.bell import Bell
 from kvrelay.router.coordinator import Coordinator, Kitchen
 from kvrelay.router.delivery import Delivery
 from kvrelay.router.fleet import Fleet
@@ -36,6 +37,24 @@ from kvrelay.text.output import OutputText
 from kvrelay.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+
+class Served:
+    """Implements OpenRequest: a coordinator's task and what it delivers."""
+
+    def __init__(self, delivery: Delivery, task: asyncio.Task[None], leave: Callable[[], None]) -> None:
+        self.delivery = delivery
+        self.take = delivery.take
+        self._task = task
+        self._leave = leave
+
+    async def close(self) -> None:
+        """Once."""
+        try:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        finally:
+            self._leave()
 
 
 class Router:
@@ -120,18 +139,18 @@ class Router:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Output, None]:
         """See `FrontDoor.generate`. Closing the generator ends the coordinator before it returns."""
-        self._enter()
+        served = self.open(request, Bell())
         try:
-            delivery = Delivery(self._config.router.max_delta_queue)
-            task = self._spawn(Coordinator(request, self._kitchen, delivery).run(), f"request {request.request_id}")
-            try:
-                async for output in delivery:
-                    yield output
-            finally:
-                task.cancel()
-                await asyncio.wait([task])
+            async for output in served.delivery:
+                yield output
         finally:
-            self._leave()
+            await served.close()
+
+    def open(self, request: GenerateRequest, bell: Bell) -> Served:
+        self._enter()
+        delivery = Delivery(self._config.router.max_delta_queue, bell)
+        task = self._spawn(Coordinator(request, self._kitchen, delivery).run(), f"request {request.request_id}")
+        return Served(delivery, task, self._leave)
 
     # Its life.
 

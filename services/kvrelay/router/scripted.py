@@ -202,7 +202,7 @@ class ScriptedLeg:
         self.forgotten = False
         self.num_blocks = blocks_for(start.num_tokens, 16) + len(start.choices)
         self.task: asyncio.Task[None] | None = None
-        self._deliver = deliver
+        self.deliver = deliver
         self._committed = asyncio.Event()
         self._moving: dict[Choice, asyncio.Task[None]] = {}
         self._history = {choice: list(start.token_ids) for choice in start.choices}
@@ -241,7 +241,7 @@ class ScriptedLeg:
 
     def tell(self, lost: Lost) -> None:
         if not self.forgotten:
-            self._deliver(lost)
+            self.deliver(lost)
 
     def arrived(self, tokens: dict[Choice, Token]) -> None:
         for choice in list(self.open):
@@ -381,7 +381,7 @@ class ScriptedLeg:
 
     def hand_over(self, arrival: Arrival) -> None:
         if not self.forgotten:
-            self._deliver(arrival)
+            self.deliver(arrival)
 
     def _leave(self) -> None:
         self.worker.legs.pop((self.start.request_id, self.start.attempt), None)
