@@ -7,7 +7,7 @@ ARGS   ?=
 PEERS  ?=
 PYTEST_ARGS ?=
 
-.PHONY: help up test soak lint proto install peers clean
+.PHONY: help up test soak faults lint proto install peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ test: install lint ## lint, then the whole suite
 
 soak: install ## ten thousand clients that leave at random moments; nothing of them may be left
 	@SOAK_ABORTS=$(or $(ABORTS),10000) $(BIN)/python -m pytest -q --show-capture=no tests/stories/test_leaving_early.py
+
+faults: install ## seven moments of a request × what can happen to it: print the table, fail on a red cell
+	@$(BIN)/python -m tests.stories.fault_matrix
 
 lint: install ## ruff, mypy strict, import-linter
 	@$(BIN)/ruff check services kernels loadtest tests
