@@ -10,7 +10,7 @@
 
 #include "../native/aligned.h"
 #include "../native/team.h"
-#include "tiles.h"
+#include "few_rows.h"
 
 namespace kvrelay {
 
@@ -191,7 +191,9 @@ class Attention {
     if (cache.type == kBfloat16) {
       configure_tiles(item.num_queries * group_ < kTileRows ? (int)(item.num_queries * group_) : kTileRows);
       gather_rows(item, q, [&](int64_t row, int64_t i, V v, int lanes) KVR_HOT {
-        store_n(scratch.operands().q(row) + i, v, lanes);
+        bf16* rounded = scratch.operands().q(row) + i;
+        store_n(rounded, v, lanes);
+        store_n(scratch.q() + row * head_dim_ + i, load_n(rounded, lanes), lanes);
       });
       return;
     }
@@ -239,14 +241,20 @@ class Attention {
       const AttentionItem& item, const TokenRows<T>& here, const TokenRows<T>& next, int num_keys,
       AttentionScratch& scratch, const Softmax& state) const {
     const int64_t rows = item.num_queries * group_;
+    const Queries queries = {scratch.q(), head_dim_, scratch.visible()};
 #if defined(__AMX_BF16__)
     if constexpr (sizeof(T) == 2) {
+      if (rows <= 2 * kFewRows) {
+        transpose_keys(here, head_dim_, scratch.lines());
+        const Chunk<T> chunk = {scratch.lines(), here.values, next.keys, next.values};
+        attend_few_rows(queries, rows, chunk, head_dim_, shape_.scale, state, scratch.tile());
+        return;
+      }
       scratch.operands().pack(here, next);
       attend_in_tiles(scratch.operands(), scratch.visible(), rows, shape_.scale, state, scratch.tile());
       return;
     }
 #endif
-    const Queries queries = {scratch.q(), head_dim_, scratch.visible()};
     transpose_keys(here, head_dim_, scratch.lines());
     if constexpr (sizeof(T) == 2) {
       if (rows > kAttendRows) {
