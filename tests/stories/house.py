@@ -71,8 +71,13 @@ async def house(directory: Path, *roles: str, config: Config = CONFIG) -> AsyncI
         await router.start()
         owned.push_async_callback(router.stop)
         async with asyncio.timeout(20):
-            while not router.readiness().ready:  # noqa: ASYNC110  (workers attach over sockets, nothing signals it)
+            while not (router.readiness().ready and _num_attached(router) == len(roles)):  # noqa: ASYNC110  (workers attach over sockets, nothing signals it)
                 await asyncio.sleep(0.01)
         transport = httpx.ASGITransport(app=build_app(router))
         http = await owned.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://house"))
         yield House(router, workers, http)
+
+
+def _num_attached(router: Router) -> int:
+    """A router is ready with a decode worker alone, and would serve the first requests without the prefill worker."""
+    return sum(view.attached for view in router.fleet.snapshot().workers)
