@@ -195,3 +195,20 @@ def test_no_number_is_off_by_more_than_half_a_step(rows: int, groups: int, seed:
         assert (off <= quantised.scales.unsqueeze(2) * 0.5001 + 1e-6 * scale).all()
         assert quantised.codes.min() >= (-127 if quantised.bits == 8 else 0)
         assert quantised.codes.max() <= (127 if quantised.bits == 8 else 15)
+
+
+def test_scaled_rope_is_refused_not_left_out(tiny: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "plain.gguf", tiny, rope_factors=[1.0] * 8)
+    assert loaded(tmp_path / "plain.gguf").weights.form
+    write_gguf(tmp_path / "scaled.gguf", tiny, rope_factors=[1.0] * 4 + [8.0] * 4)
+    with pytest.raises(ConfigError, match="scaled rope frequencies"):
+        obtain(str(tmp_path / "scaled.gguf"))
+
+
+def test_a_link_named_like_ours_is_a_file_like_any_other(tiny: Path, tmp_path: Path) -> None:
+    """As in a snapshot of the hub's cache."""
+    write_gguf(tmp_path / "blob.gguf", tiny)
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    (snapshot / "model.gguf").symlink_to(tmp_path / "blob.gguf")
+    assert loaded(obtain(str(snapshot))).weights.form

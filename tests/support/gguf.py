@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def _encoded(stored: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.nda
 
 def write_gguf(
     path: Path, source: Path, *, pre: str = "smollm", architecture: str = "llama", types: Mapping[str, str] = QUANTISED,
-    without: str = "",
+    without: str = "", rope_factors: Sequence[float] = (),
 ) -> dict[str, Any]:
     """The Model T in `source` as GGUF; `types` by the part of the name, `without` one tensor.
 
@@ -68,6 +68,8 @@ def write_gguf(
     writer.add_add_bos_token(True)
     writer.add_chat_template("{{ bos_token }}")
     values = _write_tensors(writer, source, types, without)
+    if rope_factors:
+        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

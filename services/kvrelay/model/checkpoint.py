@@ -46,7 +46,7 @@ def open_checkpoint(directory: Path) -> AbstractContextManager[Checkpoint]:
 
 def weight_files(directory: Path) -> list[Path]:
     """The files of a checkpoint, in name order. Raises ConfigError if there are none or one is missing."""
-    if (directory / GGUF_LINK).is_symlink():
+    if (directory / GGUF_INDEX).exists():
         return [_linked(directory / GGUF_LINK)]
     index = directory / "model.safetensors.index.json"
     if index.exists():

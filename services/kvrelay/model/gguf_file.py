@@ -27,8 +27,8 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-IGNORED = frozenset({"rope_freqs.weight"})
-"""Derived from the config here."""
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divisors of the rope frequencies, as Llama 3.1 has them. All ones says nothing."""
 
 
 class Metadata:
@@ -81,7 +81,10 @@ class GgufFile:
         architecture = self.metadata.require("general.architecture")
         if architecture != "llama":
             raise ConfigError(f"{path}: GGUF architecture {architecture!r} is not supported; supported: llama")
-        stored = {tensor.name: tensor for tensor in reader.tensors if tensor.name not in IGNORED}
+        for tensor in reader.tensors:
+            if tensor.name == ROPE_FACTORS and (tensor.data != 1.0).any():
+                raise ConfigError(f"{path}: scaled rope frequencies of a GGUF are not read; take its safetensors")
+        stored = {tensor.name: tensor for tensor in reader.tensors if tensor.name != ROPE_FACTORS}
         self.config = _config(self.metadata, tied="output.weight" not in stored)
         self.tensors = {_target(name): self._stored(name, tensor) for name, tensor in stored.items()}
         for name, shape in _shapes(self.config).items():

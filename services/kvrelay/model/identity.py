@@ -19,7 +19,7 @@ NUM_SAMPLES, SAMPLE_BYTES = 64, 4096
 """Per weights file: evenly spread pieces. A retrained model differs in nearly every one."""
 
 GGUF_HEAD_BYTES = 1 << 20
-"""Its names and shapes lie in there; how long they are is not said in front."""
+"""What it says of itself begins there; how long that is, is not said in front."""
 
 
 def identify(directory: Path, spec: DecoderSpec, layout: KvLayout, form: str = "") -> KvIdentity:

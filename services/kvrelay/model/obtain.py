@@ -115,8 +115,8 @@ def _prepare_gguf(file: Path, target: Path, progress: Progress) -> None:
 
 def _only_gguf(directory: Path) -> Path | None:
     """Its one GGUF, if there are no other weights. Raises ConfigError if there are several."""
-    found = sorted(path for path in directory.glob("*.gguf") if path.name != GGUF_LINK or not path.is_symlink())
-    if not found or any(directory.glob("*.safetensors")):
+    found = sorted(directory.glob("*.gguf"))
+    if not found or any(directory.glob("*.safetensors")) or (directory / GGUF_INDEX).exists():
         return None
     if len(found) > 1:
         raise ConfigError(f"{directory} holds {', '.join(path.name for path in found)}; give --model one of them")
